@@ -1,0 +1,334 @@
+/* tinyloop: a runtime for looped (depth-recurrent) decoder language models.
+ *
+ * Conventions
+ *   Ownership   A function whose first parameter is `tl_x **out` makes a reference that the caller
+ *               gives back with tl_x_release. Handles are counted; a child keeps what it needs of
+ *               its parents, so any order of release is right. Releasing NULL does nothing.
+ *   Parameters  Outputs first, then the object, then inputs, then options. On failure handles and
+ *               counts among the outputs are set to NULL or 0.
+ *   Errors      Functions return a tl_status. Anything but TL_STATUS_OK leaves a sentence in
+ *               tl_last_error() of the calling thread, and leaves all objects as they were.
+ *   Options     Structs begin with their own size. Start from the TL_..._INIT macro; NULL means the
+ *               same values. Fields that a later version appends mean "default" when zero, so a
+ *               program built against an older header stays right; a newer program's unknown
+ *               non-zero fields are refused.
+ *   Threads     Models, prefix caches and pools may be used from any number of threads at once.
+ *               A KV cache and a stream belong to one thread at a time.
+ *   Tokens      int32_t ids in [0, vocab_size).
+ *   The law     The logits at a position depend on the model, the KV mode, the loops, the window
+ *               and the token ids up to it, and on nothing else, bit for bit: not on caches,
+ *               chunks, batches or threads.
+ *
+ * Clean as C99 and C++98. The library never exits, aborts or prints.
+ */
+#ifndef TINYLOOP_H
+#define TINYLOOP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define TL_API __attribute__((visibility("default")))
+#else
+#define TL_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TL_VERSION_MAJOR 0
+#define TL_VERSION_MINOR 1
+#define TL_VERSION_PATCH 0
+
+/* The library's version as major * 10000 + minor * 100 + patch, and as text ("0.1.0"). */
+TL_API uint32_t tl_version(void);
+TL_API const char *tl_version_string(void);
+
+/* ---- Status ------------------------------------------------------------------------------- */
+
+typedef int32_t tl_status;
+
+enum {
+    TL_STATUS_OK = 0,
+    TL_STATUS_INVALID = 1,     /* an argument is outside what is allowed */
+    TL_STATUS_NOMEM = 2,       /* out of memory */
+    TL_STATUS_CLOSED = 3,      /* the model was closed */
+    TL_STATUS_IO = 4,          /* a file cannot be opened or read */
+    TL_STATUS_FORMAT = 5,      /* a file is not a sound .tinyloop file */
+    TL_STATUS_UNSUPPORTED = 6, /* sound, but not built in this version or on this machine */
+    TL_STATUS_NUMERIC = 7,     /* logits that are not finite */
+    TL_STATUS_INTERNAL = 100   /* a fault of the library itself */
+};
+
+/* What the last failing call on this thread said: parameter, value, and what is allowed. Never
+ * NULL; empty before the first failure; valid until the next failing call on the same thread. */
+TL_API const char *tl_last_error(void);
+
+/* ---- Log ---------------------------------------------------------------------------------- */
+
+enum { TL_LOG_INFO = 1, TL_LOG_WARNING = 2 };
+
+/* Called on the thread whose call has something to say, with no lock held. `message` is valid
+ * during the call only. */
+typedef void (*tl_log_callback)(void *user, int32_t level, const char *message);
+
+/* Process-wide; NULL (the default) drops messages. */
+TL_API void tl_set_log_callback(tl_log_callback callback, void *user);
+
+/* ---- Model -------------------------------------------------------------------------------- */
+
+typedef struct tl_model tl_model;
+
+enum { TL_DEVICE_AUTO = 0, TL_DEVICE_CPU = 1, TL_DEVICE_CUDA = 2 };
+enum { TL_KV_MODE_DEFAULT = 0, TL_KV_MODE_FP16 = 1, TL_KV_MODE_FP32 = 2 };
+
+typedef struct tl_model_options {
+    size_t size;
+    int64_t max_seq_len;    /* positions a sequence may have; 1 .. 2^24 */
+    int32_t device;         /* TL_DEVICE_* */
+    int32_t kv_mode;        /* TL_KV_MODE_*; DEFAULT: TINYLOOP_KV_* of the environment, else FP16 */
+    int32_t threads;        /* 1 .. 256; 0: one for each CPU the process may use */
+    int32_t verify;         /* non-zero: check the tensors' checksums too */
+    int32_t has_init_scale; /* zero: the file's own scale */
+    int32_t prefill_chunk;  /* tokens a forward pass takes at most; 1 .. 4096; 0: 256 */
+    double init_scale;      /* scale of a random initial state; 0 starts from zero */
+    uint64_t init_seed;     /* seed of a random initial state */
+} tl_model_options;
+
+#define TL_MODEL_OPTIONS_INIT                                                                      \
+    {                                                                                              \
+        sizeof(tl_model_options), 2048, TL_DEVICE_AUTO, TL_KV_MODE_DEFAULT, 0, 0, 0, 0, 0.0, 0     \
+    }
+
+/* Loads a .tinyloop file. Header, directory and blobs are always checked; see `verify`.
+ * Errors: IO, FORMAT, UNSUPPORTED (names the field of the file), INVALID, NOMEM. */
+TL_API tl_status tl_model_load(tl_model **out, const char *path, const tl_model_options *options);
+
+/* From now on calls with this model fail with TL_STATUS_CLOSED; those under way end normally.
+ * Memory returns when the last handle that uses the model is released. Closing twice is fine. */
+TL_API void tl_model_close(tl_model *model);
+
+TL_API tl_model *tl_model_retain(tl_model *model);
+TL_API void tl_model_release(tl_model *model);
+
+typedef struct tl_model_info {
+    size_t size; /* set by the caller to sizeof(tl_model_info) */
+    int64_t vocab_size;
+    int64_t hidden_size;
+    int64_t n_layers; /* physical layers */
+    int64_t n_heads;
+    int64_t n_kv_heads;
+    int64_t head_dim;
+    int64_t max_seq_len;       /* as the model was loaded */
+    int64_t max_positions;     /* positions the file was trained for; 0: unknown */
+    int64_t loops_default;     /* what loops = 0 means */
+    int64_t loops_min;         /* allowed range of loops */
+    int64_t loops_max;         /* */
+    int64_t loops_max_trained; /* 0: unknown */
+    int64_t n_parameters;
+    int64_t weight_bytes;   /* resident, as packed by the backend */
+    int64_t kv_block_size;  /* positions a KV block holds */
+    int64_t kv_bytes_fixed; /* KV bytes a position needs outside the loops */
+    int64_t kv_bytes_loop;  /* and in each loop */
+    int32_t device;         /* TL_DEVICE_CPU or TL_DEVICE_CUDA */
+    int32_t kv_mode;        /* TL_KV_MODE_FP16 or TL_KV_MODE_FP32 */
+    int32_t threads;
+    int32_t reserved;
+} tl_model_info;
+
+TL_API tl_status tl_model_get_info(tl_model_info *info, const tl_model *model);
+
+/* An opaque blob of the file: "tokenizer.json", "chat_template", "card", "end_ids" (int32
+ * little-endian). *data is borrowed and lives as long as the model; NULL and 0 if there is none. */
+TL_API tl_status tl_model_blob(const void **data, size_t *size, const tl_model *model,
+                               const char *name);
+
+/* Totals since the model was loaded; they only grow. A token is counted when it went through the
+ * layers: the last token of a generation is not fed back and not counted. */
+typedef struct tl_counters {
+    size_t size; /* set by the caller to sizeof(tl_counters) */
+    uint64_t tokens_prefilled;
+    uint64_t tokens_decoded;
+    uint64_t pool_full;     /* pool requests by outcome */
+    uint64_t pool_partial;  /* */
+    uint64_t pool_miss;     /* */
+    uint64_t pool_fallback; /* a match that failed (no memory) and was generated plainly */
+} tl_counters;
+
+TL_API tl_status tl_model_get_counters(tl_counters *counters, const tl_model *model);
+
+/* ---- Evaluation ---------------------------------------------------------------------------- */
+
+/* What a cache is made for; part of every key. */
+typedef struct tl_cache_options {
+    size_t size;
+    int64_t loops;        /* times the core runs; 0: the file's default */
+    int64_t cache_window; /* position p attends to p - window + 1 .. p; 0: to all */
+} tl_cache_options;
+
+#define TL_CACHE_OPTIONS_INIT                                                                      \
+    {                                                                                              \
+        sizeof(tl_cache_options), 0, 0                                                             \
+    }
+
+/* logits: float32 [n_tokens, vocab_size], of every position. */
+TL_API tl_status tl_model_logits(float *logits, tl_model *model, const int32_t *tokens,
+                                 size_t n_tokens, const tl_cache_options *options);
+
+/* states: float32 [loops, n_tokens, hidden_size], the state after each loop and its norm. */
+TL_API tl_status tl_model_states(float *states, tl_model *model, const int32_t *tokens,
+                                 size_t n_tokens, const tl_cache_options *options);
+
+/* ---- KV cache: one sequence ---------------------------------------------------------------- */
+
+typedef struct tl_kv_cache tl_kv_cache;
+
+TL_API tl_status tl_kv_cache_create(tl_kv_cache **out, tl_model *model,
+                                    const tl_cache_options *options);
+
+/* Shares all blocks; a block is copied only when one of the two writes into it. */
+TL_API tl_status tl_kv_cache_clone(tl_kv_cache **out, const tl_kv_cache *kv);
+
+/* Forgets positions length and later. INVALID above the present length, or where a window has
+ * already dropped positions that the next token would attend to. */
+TL_API tl_status tl_kv_cache_truncate(tl_kv_cache *kv, int64_t length);
+
+TL_API int64_t tl_kv_cache_length(const tl_kv_cache *kv);
+
+/* Bytes of the blocks that it refers to, shared ones included; 0 when empty. */
+TL_API int64_t tl_kv_cache_bytes(const tl_kv_cache *kv);
+
+TL_API void tl_kv_cache_release(tl_kv_cache *kv);
+
+/* Runs the tokens at positions length .. length + n - 1, extends the cache by them, and gives the
+ * last one's final hidden state: float32 [hidden_size], before the final norm. On failure the
+ * cache is as it was. */
+TL_API tl_status tl_decode_with_kv_cache_capture(float *hidden, tl_kv_cache *kv,
+                                                 const int32_t *tokens, size_t n_tokens);
+
+/* ---- Generation ---------------------------------------------------------------------------- */
+
+/* Called after each token, with no lock held; return non-zero to stop there (not an error). */
+typedef int32_t (*tl_token_callback)(void *user, int32_t token);
+
+/* Sampling, in this order: repetition penalty (over prompt and generated ids; positive logits are
+ * divided, negative ones multiplied), temperature, top_k, top_p, min_p, then a draw with a
+ * counter-based generator keyed by (seed, position). */
+typedef struct tl_generate_options {
+    size_t size;
+    int64_t max_tokens;         /* >= 0; n_prompt + max_tokens <= max_seq_len */
+    int64_t loops;              /* 0: the file's default */
+    int64_t cache_window;       /* >= 0; 0: no window */
+    int64_t top_k;              /* >= 0; 0: off */
+    double temperature;         /* >= 0, finite; 0: greedy, ties go to the lowest id */
+    double top_p;               /* in (0, 1] */
+    double min_p;               /* in [0, 1] */
+    double repetition_penalty;  /* > 0, finite */
+    uint64_t seed;              /* used if has_seed */
+    int32_t has_seed;           /* zero: a fresh seed */
+    int32_t has_stop_tokens;    /* zero: the file's end ids; else stop_tokens, which may be none */
+    const int32_t *stop_tokens; /* a stop token that was produced is kept and ends the generation */
+    size_t n_stop_tokens;
+    tl_token_callback on_token; /* may be NULL */
+    void *user;
+} tl_generate_options;
+
+#define TL_GENERATE_OPTIONS_INIT                                                                   \
+    {                                                                                              \
+        sizeof(tl_generate_options), 128, 0, 0, 50, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, NULL, 0, NULL,    \
+            NULL                                                                                   \
+    }
+
+/* tokens receives the generated ids (without the prompt), at most max_tokens; `capacity` is its
+ * size in ids and must be at least max_tokens. NUMERIC if logits are not finite. */
+TL_API tl_status tl_generate(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_model *model,
+                             const int32_t *prompt, size_t n_prompt,
+                             const tl_generate_options *options);
+
+/* ---- Prefix cache: one prefix, reusable ----------------------------------------------------- */
+
+typedef struct tl_prefix_cache tl_prefix_cache;
+
+/* Runs the tokens and keeps their KV and the last one's final hidden state. Immutable. */
+TL_API tl_status tl_build_prefix_cache(tl_prefix_cache **out, tl_model *model,
+                                       const int32_t *tokens, size_t n_tokens,
+                                       const tl_cache_options *options);
+
+typedef struct tl_prefix_cache_info {
+    size_t size; /* set by the caller to sizeof(tl_prefix_cache_info) */
+    int64_t length;
+    int64_t loops;
+    int64_t cache_window;
+    int64_t bytes; /* blocks, final hidden state and token ids */
+} tl_prefix_cache_info;
+
+TL_API tl_status tl_prefix_cache_get_info(tl_prefix_cache_info *info, const tl_prefix_cache *cache);
+TL_API void tl_prefix_cache_release(tl_prefix_cache *cache);
+
+/* Generates after cache + suffix (which may be empty: then no layer runs before the first token).
+ * options->loops and cache_window may be 0 or must equal the cache's. Otherwise as tl_generate. */
+TL_API tl_status tl_generate_from_prefix_cache(int32_t *tokens, size_t capacity, size_t *n_tokens,
+                                               tl_model *model, tl_prefix_cache *cache,
+                                               const int32_t *suffix, size_t n_suffix,
+                                               const tl_generate_options *options);
+
+/* ---- Prefix pool: many prefixes, the longest match wins -------------------------------------- */
+
+typedef struct tl_prefix_pool tl_prefix_pool;
+
+typedef struct tl_prefix_pool_options {
+    size_t size;
+    int64_t capacity; /* entries at most; >= 0; 0 becomes 1 */
+} tl_prefix_pool_options;
+
+#define TL_PREFIX_POOL_OPTIONS_INIT                                                                \
+    {                                                                                              \
+        sizeof(tl_prefix_pool_options), 16                                                         \
+    }
+
+TL_API tl_status tl_prefix_pool_create(tl_prefix_pool **out, const tl_prefix_pool_options *options);
+TL_API void tl_prefix_pool_release(tl_prefix_pool *pool);
+
+TL_API int64_t tl_prefix_pool_size(const tl_prefix_pool *pool);
+TL_API int64_t tl_prefix_pool_total_cached_tokens(const tl_prefix_pool *pool);
+
+/* Builds the prefix's cache and enters it under (model, tokens, loops, window); *length receives
+ * n_tokens. The same key again changes nothing. Above the capacity the shortest entry that was
+ * there before goes (of equally short ones the first registered). A failure leaves no entry. */
+TL_API tl_status tl_prefix_pool_register(int64_t *length, tl_prefix_pool *pool, tl_model *model,
+                                         const int32_t *tokens, size_t n_tokens,
+                                         const tl_cache_options *options);
+
+/* As tl_generate, token for token; an entry that the prompt starts with (same model, loops and
+ * window; the longest wins) saves its part of the prefill. */
+TL_API tl_status tl_prefix_pool_generate(int32_t *tokens, size_t capacity, size_t *n_tokens,
+                                         tl_prefix_pool *pool, tl_model *model,
+                                         const int32_t *prompt, size_t n_prompt,
+                                         const tl_generate_options *options);
+
+/* ---- Stream: the same tokens, one call each --------------------------------------------------- */
+
+typedef struct tl_stream tl_stream;
+
+/* Checks the arguments; nothing runs before the first tl_stream_next. `pool` may be NULL.
+ * Everything that the options point to is copied; on_token is not called. */
+TL_API tl_status tl_stream_create(tl_stream **out, tl_model *model, tl_prefix_pool *pool,
+                                  const int32_t *prompt, size_t n_prompt,
+                                  const tl_generate_options *options);
+TL_API tl_status tl_stream_create_from_prefix_cache(tl_stream **out, tl_model *model,
+                                                    tl_prefix_cache *cache, const int32_t *suffix,
+                                                    size_t n_suffix,
+                                                    const tl_generate_options *options);
+
+/* *token: the next id, or -1 at the end. After a failure the stream is at its end. */
+TL_API tl_status tl_stream_next(int32_t *token, tl_stream *stream);
+
+/* At any time; frees what the generation held. */
+TL_API void tl_stream_release(tl_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

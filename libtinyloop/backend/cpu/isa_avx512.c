@@ -1,0 +1,8 @@
+/* AVX-512 (F, BW, DQ, VL): 32 registers of 16 lanes. */
+#define SIMD_AVX512
+#define TILE_ROWS 12
+#define WIDE_PANELS 4
+#define TILE_QUERIES 8
+#include "backend/cpu/kernels.h"
+
+const cpu_kernels cpu_kernels_avx512 = CPU_KERNELS(avx512);

@@ -1,0 +1,54 @@
+#include "base/status.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char last_error[512];
+
+tl_status tl_fail(tl_status code, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(last_error, sizeof last_error, format, args);
+    va_end(args);
+    return code;
+}
+
+tl_status tl_fail_nomem(const char *what, size_t bytes)
+{
+    return tl_fail(TL_STATUS_NOMEM, "out of memory: cannot allocate %zu bytes for %s", bytes, what);
+}
+
+const char *status_last_error(void)
+{
+    return last_error;
+}
+
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static tl_log_callback log_callback;
+static void *log_user;
+
+void log_set_callback(tl_log_callback callback, void *user)
+{
+    pthread_mutex_lock(&log_lock);
+    log_callback = callback;
+    log_user = user;
+    pthread_mutex_unlock(&log_lock);
+}
+
+void log_message(int32_t level, const char *format, ...)
+{
+    pthread_mutex_lock(&log_lock);
+    tl_log_callback callback = log_callback;
+    void *user = log_user;
+    pthread_mutex_unlock(&log_lock);
+    if (callback == NULL)
+        return;
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    callback(user, level, text);
+}

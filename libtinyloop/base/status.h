@@ -1,0 +1,25 @@
+/* Status codes with a sentence per thread, and the log. */
+#ifndef TL_BASE_STATUS_H
+#define TL_BASE_STATUS_H
+
+#include "tinyloop.h"
+
+/* Stores the formatted sentence for tl_last_error() and returns `code`. Needs no memory. */
+tl_status tl_fail(tl_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* As tl_fail with TL_STATUS_NOMEM: "out of memory: cannot allocate <bytes> bytes for <what>". */
+tl_status tl_fail_nomem(const char *what, size_t bytes);
+
+const char *status_last_error(void);
+
+void log_set_callback(tl_log_callback callback, void *user);
+void log_message(int32_t level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#define TL_TRY(call)                                                                               \
+    do {                                                                                           \
+        tl_status tl_try_status_ = (call);                                                         \
+        if (tl_try_status_ != TL_STATUS_OK)                                                        \
+            return tl_try_status_;                                                                 \
+    } while (0)
+
+#endif

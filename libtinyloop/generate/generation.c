@@ -1,0 +1,275 @@
+#include "generate/generation.h"
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "generate/options.h"
+
+#include <string.h>
+
+struct tl_stream {
+    tl_model *model;        /* retained */
+    tl_prefix_pool *pool;   /* retained, or NULL */
+    tl_prefix_cache *cache; /* retained, or NULL */
+    cache_key key;
+    sampler *sampler;
+    int32_t *stop_tokens;
+    size_t n_stop_tokens;
+    int32_t *prompt; /* [n_prompt], the cache's tokens included */
+    size_t n_prompt;
+    size_t n_left; /* tokens that may still come */
+    bool started;
+    int32_t last; /* the last token, not yet run through the layers */
+    int64_t position; /* of the next token */
+    tl_kv_cache *kv;
+    run_pass *pass;
+    float *hidden; /* [hidden] of the last token that was run */
+    float *logits; /* [vocab] */
+};
+
+/* ---- making ---- */
+
+static tl_status check_lengths(const tl_model *model, size_t n_prompt, int64_t max_tokens)
+{
+    if (max_tokens <= model->max_seq_len && (int64_t)n_prompt <= model->max_seq_len - max_tokens)
+        return TL_STATUS_OK;
+    return tl_fail(TL_STATUS_INVALID, "%zu prompt tokens + max_tokens %lld is more than "
+                   "max_seq_len %lld", n_prompt, (long long)max_tokens,
+                   (long long)model->max_seq_len);
+}
+
+static tl_status resolve_key(generation *g, const tl_generate_options *options)
+{
+    if (g->cache == NULL)
+        return engine_resolve(&g->key, g->model, options->loops, options->cache_window);
+    const tl_kv_cache *kv = g->cache->kv;
+    g->key = kv->key;
+    if (kv->model != g->model)
+        return tl_fail(TL_STATUS_INVALID, "the prefix cache belongs to another model");
+    if (options->loops != 0 && options->loops != kv->key.loops)
+        return tl_fail(TL_STATUS_INVALID, "loops is %lld, but the prefix cache was built with %lld",
+                       (long long)options->loops, (long long)kv->key.loops);
+    if (options->cache_window != 0 && options->cache_window != kv->key.window)
+        return tl_fail(TL_STATUS_INVALID, "cache_window is %lld, but the prefix cache was built "
+                       "with %lld", (long long)options->cache_window, (long long)kv->key.window);
+    return TL_STATUS_OK;
+}
+
+static tl_status check_source(generation *g, const generation_source *source,
+                              const tl_generate_options *options)
+{
+    TL_TRY(resolve_key(g, options));
+    size_t n_cached = g->cache != NULL ? g->cache->n_tokens : 0;
+    TL_TRY(generate_options_check(options, g->model));
+    if (g->cache == NULL || source->n_tokens > 0)
+        TL_TRY(engine_check_tokens(g->model, g->cache != NULL ? "suffix" : "prompt",
+                                   source->tokens, source->n_tokens));
+    g->n_prompt = n_cached + source->n_tokens;
+    return check_lengths(g->model, g->n_prompt, options->max_tokens);
+}
+
+static tl_status copy_inputs(generation *g, const generation_source *source,
+                             const tl_generate_options *options)
+{
+    bool own_stops = options->has_stop_tokens != 0;
+    const int32_t *stops = own_stops ? options->stop_tokens : g->model->end_ids;
+    g->n_stop_tokens = own_stops ? options->n_stop_tokens : g->model->n_end_ids;
+    g->stop_tokens = mem_array(g->n_stop_tokens, sizeof *stops);
+    g->prompt = mem_array(g->n_prompt, sizeof *g->prompt);
+    g->hidden = mem_array((size_t)g->model->config.hidden_size, sizeof *g->hidden);
+    g->logits = mem_array((size_t)g->model->config.vocab_size, sizeof *g->logits);
+    if (!g->stop_tokens || !g->prompt || !g->hidden || !g->logits)
+        return tl_fail_nomem("a generation", g->n_prompt * sizeof *g->prompt);
+    if (g->n_stop_tokens > 0)
+        memcpy(g->stop_tokens, stops, g->n_stop_tokens * sizeof *stops);
+    size_t n_cached = g->n_prompt - source->n_tokens;
+    if (n_cached > 0)
+        memcpy(g->prompt, g->cache->tokens, n_cached * sizeof *g->prompt);
+    if (source->n_tokens > 0)
+        memcpy(g->prompt + n_cached, source->tokens, source->n_tokens * sizeof *g->prompt);
+    sampling sampling = {
+        .temperature = options->temperature,
+        .top_k = options->top_k,
+        .top_p = options->top_p,
+        .min_p = options->min_p,
+        .repetition_penalty = options->repetition_penalty,
+        .seed = options->has_seed ? options->seed : random_fresh_seed(),
+    };
+    TL_TRY(sampler_create(&g->sampler, (size_t)g->model->config.vocab_size, sampling));
+    for (size_t i = 0; i < g->n_prompt; i++)
+        sampler_see(g->sampler, g->prompt[i]);
+    g->n_left = (size_t)options->max_tokens;
+    g->position = (int64_t)g->n_prompt;
+    return TL_STATUS_OK;
+}
+
+tl_status generation_create(generation **out, tl_model *model, const generation_source *source,
+                            const tl_generate_options *options)
+{
+    *out = NULL;
+    generation *g = mem_zeroed(1, sizeof *g);
+    if (g == NULL)
+        return tl_fail_nomem("a generation", sizeof *g);
+    g->model = engine_retain(model);
+    g->pool = source->pool != NULL ? prefix_pool_retain(source->pool) : NULL;
+    g->cache = source->cache != NULL ? prefix_cache_retain(source->cache) : NULL;
+    tl_status status = check_source(g, source, options);
+    if (status == TL_STATUS_OK)
+        status = copy_inputs(g, source, options);
+    if (status != TL_STATUS_OK) {
+        generation_destroy(g);
+        return status;
+    }
+    *out = g;
+    return TL_STATUS_OK;
+}
+
+/* Everything but the handle itself: what a finished generation has no more use for. */
+static void let_go(generation *g)
+{
+    g->n_left = 0;
+    run_pass_destroy(g->pass);
+    kv_cache_release(g->kv);
+    sampler_destroy(g->sampler);
+    prefix_cache_release(g->cache);
+    prefix_pool_release(g->pool);
+    mem_free(g->stop_tokens);
+    mem_free(g->prompt);
+    mem_free(g->hidden);
+    mem_free(g->logits);
+    g->pass = NULL;
+    g->kv = NULL;
+    g->sampler = NULL;
+    g->cache = NULL;
+    g->pool = NULL;
+    g->stop_tokens = g->prompt = NULL;
+    g->hidden = g->logits = NULL;
+}
+
+void generation_destroy(generation *g)
+{
+    if (g == NULL)
+        return;
+    let_go(g);
+    engine_release(g->model);
+    mem_free(g);
+}
+
+/* ---- running ---- */
+
+/* Runs tokens through the layers, extends the KV, and leaves the last one's state in hidden. */
+static tl_status feed(generation *g, const int32_t *tokens, size_t n, counter counter)
+{
+    size_t rows = n < g->model->prefill_chunk ? n : g->model->prefill_chunk;
+    if (g->pass == NULL || run_pass_rows(g->pass) < rows) {
+        run_pass_destroy(g->pass);
+        g->pass = NULL;
+        TL_TRY(run_pass_create(&g->pass, g->model, rows));
+    }
+    run_item item = {.kv = g->kv, .tokens = tokens, .n_tokens = n, .last_hidden = g->hidden};
+    return run_tokens(g->pass, &item, counter);
+}
+
+/* Shares the cache's KV and runs the rest of the prompt. */
+static tl_status start_from_cache(generation *g, const tl_prefix_cache *cache)
+{
+    size_t hidden_bytes = (size_t)g->model->config.hidden_size * sizeof *g->hidden;
+    TL_TRY(kv_cache_clone(&g->kv, cache->kv));
+    memcpy(g->hidden, cache->hidden, hidden_bytes);
+    size_t n_rest = g->n_prompt - cache->n_tokens;
+    return n_rest > 0 ? feed(g, g->prompt + cache->n_tokens, n_rest, COUNT_PREFILLED)
+                      : TL_STATUS_OK;
+}
+
+static tl_status start_plainly(generation *g)
+{
+    TL_TRY(kv_cache_create(&g->kv, g->model, g->key));
+    return feed(g, g->prompt, g->n_prompt, COUNT_PREFILLED);
+}
+
+/* The pool saves time and nothing else: whatever fails in its path, the plain one follows. */
+static tl_status start_from_pool(generation *g)
+{
+    tl_prefix_cache *match =
+        prefix_pool_match(g->pool, g->model, g->prompt, g->n_prompt, g->key);
+    if (match == NULL) {
+        engine_count(g->model, COUNT_POOL_MISS, 1);
+        return start_plainly(g);
+    }
+    bool full = match->n_tokens == g->n_prompt;
+    tl_status status = start_from_cache(g, match);
+    prefix_cache_release(match);
+    if (status == TL_STATUS_OK) {
+        engine_count(g->model, full ? COUNT_POOL_FULL : COUNT_POOL_PARTIAL, 1);
+        return status;
+    }
+    engine_count(g->model, COUNT_POOL_FALLBACK, 1);
+    kv_cache_release(g->kv);
+    g->kv = NULL;
+    return start_plainly(g);
+}
+
+static tl_status start(generation *g)
+{
+    if (g->cache != NULL)
+        return start_from_cache(g, g->cache);
+    return g->pool != NULL ? start_from_pool(g) : start_plainly(g);
+}
+
+static bool is_stop(const generation *g, int32_t token)
+{
+    for (size_t i = 0; i < g->n_stop_tokens; i++)
+        if (g->stop_tokens[i] == token)
+            return true;
+    return false;
+}
+
+static tl_status compute_next(generation *g)
+{
+    TL_TRY(engine_check_open(g->model, "generate"));
+    TL_TRY(g->started ? feed(g, &g->last, 1, COUNT_DECODED) : start(g));
+    g->started = true;
+    if (g->pass == NULL) /* a full hit: no layer has run */
+        TL_TRY(run_pass_create(&g->pass, g->model, 1));
+    TL_TRY(run_head(g->pass, g->hidden, 1, g->logits));
+    return sampler_pick(&g->last, g->sampler, g->logits, g->position);
+}
+
+tl_status generation_next(int32_t *token, generation *g)
+{
+    *token = -1;
+    if (g->n_left == 0) {
+        let_go(g);
+        return TL_STATUS_OK;
+    }
+    tl_status status = compute_next(g);
+    if (status != TL_STATUS_OK) {
+        let_go(g);
+        return status;
+    }
+    *token = g->last;
+    g->position++;
+    g->n_left--;
+    sampler_see(g->sampler, g->last);
+    if (is_stop(g, g->last) || g->n_left == 0)
+        let_go(g);
+    return TL_STATUS_OK;
+}
+
+tl_status generation_run(int32_t *tokens, size_t *n_tokens, tl_model *model,
+                         const generation_source *source, const tl_generate_options *options)
+{
+    *n_tokens = 0;
+    generation *g;
+    TL_TRY(generation_create(&g, model, source, options));
+    tl_status status;
+    int32_t token;
+    while ((status = generation_next(&token, g)) == TL_STATUS_OK && token >= 0) {
+        tokens[(*n_tokens)++] = token;
+        if (options->on_token != NULL && options->on_token(options->user, token) != 0)
+            break;
+    }
+    if (status != TL_STATUS_OK)
+        *n_tokens = 0;
+    generation_destroy(g);
+    return status;
+}

@@ -1,0 +1,31 @@
+/* One generation under way: from a prompt, a pool's longest match or a prefix cache, token by
+ * token. tl_generate and its kin run it to the end, tl_stream hands it out. */
+#ifndef TL_GENERATE_GENERATION_H
+#define TL_GENERATE_GENERATION_H
+
+#include "generate/sampler.h"
+#include "prefix/pool.h"
+
+typedef struct tl_stream generation;
+
+/* What to generate from; the first two may be NULL. */
+typedef struct generation_source {
+    tl_prefix_pool *pool;
+    tl_prefix_cache *cache;
+    const int32_t *tokens; /* the prompt, or what follows the cache */
+    size_t n_tokens;
+} generation_source;
+
+/* Checks everything, copies what it needs, computes nothing yet. `options` are complete. */
+tl_status generation_create(generation **out, tl_model *model, const generation_source *source,
+                            const tl_generate_options *options);
+void generation_destroy(generation *generation);
+
+/* The next token, or -1 at the end. After a failure the generation is at its end. */
+tl_status generation_next(int32_t *token, generation *generation);
+
+/* All of it into tokens [options.max_tokens], with options.on_token after each. */
+tl_status generation_run(int32_t *tokens, size_t *n_tokens, tl_model *model,
+                         const generation_source *source, const tl_generate_options *options);
+
+#endif

@@ -1,0 +1,200 @@
+#include "kv/sequence.h"
+
+#include "base/memory.h"
+
+#include <string.h>
+
+static size_t blocks_for(int64_t n_positions)
+{
+    return ((size_t)n_positions + KV_BLOCK - 1) / KV_BLOCK;
+}
+
+/* The first position that position p attends to. */
+static int64_t first_visible(const kv_sequence *sequence, int64_t p)
+{
+    return sequence->window > 0 && p >= sequence->window ? p - sequence->window + 1 : 0;
+}
+
+tl_status kv_sequence_init(kv_sequence *sequence, kv_store *store, const int *plane_class,
+                           int n_planes, int64_t window)
+{
+    *sequence = (kv_sequence){.store = store, .n_planes = n_planes, .window = window};
+    sequence->plane_class = mem_array((size_t)n_planes, sizeof *plane_class);
+    if (sequence->plane_class == NULL)
+        return tl_fail_nomem("a block table", (size_t)n_planes * sizeof *plane_class);
+    memcpy(sequence->plane_class, plane_class, (size_t)n_planes * sizeof *plane_class);
+    return TL_STATUS_OK;
+}
+
+static void drop_blocks(kv_sequence *sequence, size_t begin, size_t end)
+{
+    for (int p = 0; p < sequence->n_planes; p++)
+        for (size_t b = begin; b < end; b++)
+            kv_block_release(sequence->blocks[(size_t)p * sequence->capacity + b]);
+}
+
+void kv_sequence_clear(kv_sequence *sequence)
+{
+    drop_blocks(sequence, sequence->first_block, sequence->n_blocks);
+    mem_free(sequence->blocks);
+    mem_free(sequence->data);
+    mem_free(sequence->plane_class);
+    *sequence = (kv_sequence){0};
+}
+
+/* ---- tables ---- */
+
+/* Moves the entries [first_block, n_blocks) into tables of `capacity` blocks a plane. */
+static tl_status resize_tables(kv_sequence *sequence, size_t capacity)
+{
+    size_t n, planes = (size_t)sequence->n_planes;
+    if (!size_product(&n, planes, capacity))
+        return tl_fail_nomem("a block table", SIZE_MAX);
+    kv_block **blocks = mem_array(n, sizeof *blocks);
+    void **data = mem_array(n, sizeof *data);
+    if (blocks == NULL || data == NULL) {
+        mem_free(blocks);
+        mem_free(data);
+        return tl_fail_nomem("a block table", n * (sizeof *blocks + sizeof *data));
+    }
+    size_t first = sequence->first_block, count = sequence->n_blocks - first;
+    for (size_t p = 0; p < planes && count > 0; p++) {
+        size_t from = p * sequence->capacity + first, to = p * capacity + first;
+        memcpy(blocks + to, sequence->blocks + from, count * sizeof *blocks);
+        memcpy(data + to, sequence->data + from, count * sizeof *data);
+    }
+    mem_free(sequence->blocks);
+    mem_free(sequence->data);
+    sequence->blocks = blocks;
+    sequence->data = data;
+    sequence->capacity = capacity;
+    return TL_STATUS_OK;
+}
+
+tl_status kv_sequence_clone(kv_sequence *out, const kv_sequence *sequence)
+{
+    TL_TRY(kv_sequence_init(out, sequence->store, sequence->plane_class, sequence->n_planes,
+                            sequence->window));
+    if (sequence->n_blocks > 0) {
+        kv_sequence shared = *sequence;
+        size_t n = (size_t)sequence->n_planes * sequence->capacity;
+        shared.blocks = mem_array(n, sizeof *shared.blocks);
+        shared.data = mem_array(n, sizeof *shared.data);
+        if (shared.blocks == NULL || shared.data == NULL) {
+            mem_free(shared.blocks);
+            mem_free(shared.data);
+            kv_sequence_clear(out);
+            return tl_fail_nomem("a block table", n * sizeof *shared.blocks);
+        }
+        memcpy(shared.blocks, sequence->blocks, n * sizeof *shared.blocks);
+        memcpy(shared.data, sequence->data, n * sizeof *shared.data);
+        shared.plane_class = out->plane_class;
+        *out = shared;
+    }
+    for (int p = 0; p < out->n_planes; p++)
+        for (size_t b = out->first_block; b < out->n_blocks; b++)
+            ref_retain(&out->blocks[(size_t)p * out->capacity + b]->references);
+    return TL_STATUS_OK;
+}
+
+/* ---- writing ---- */
+
+static void set_data(kv_sequence *sequence, int plane, size_t begin, size_t end)
+{
+    size_t row = (size_t)plane * sequence->capacity;
+    for (size_t b = begin; b < end; b++)
+        sequence->data[row + b] = sequence->blocks[row + b]->data;
+}
+
+/* Blocks [n_blocks, end) of every plane, or of none. */
+static tl_status append_blocks(kv_sequence *sequence, size_t end)
+{
+    size_t begin = sequence->n_blocks;
+    for (int p = 0; p < sequence->n_planes; p++) {
+        kv_block **blocks = sequence->blocks + (size_t)p * sequence->capacity + begin;
+        tl_status status =
+            kv_store_take(sequence->store, sequence->plane_class[p], end - begin, blocks);
+        if (status != TL_STATUS_OK) {
+            while (p-- > 0)
+                for (size_t b = begin; b < end; b++)
+                    kv_block_release(sequence->blocks[(size_t)p * sequence->capacity + b]);
+            return status;
+        }
+        set_data(sequence, p, begin, end);
+    }
+    return TL_STATUS_OK;
+}
+
+/* Replaces a shared block by a copy of its own. */
+static tl_status own_block(kv_sequence *sequence, int plane, size_t b)
+{
+    kv_block **slot = &sequence->blocks[(size_t)plane * sequence->capacity + b];
+    if (ref_is_sole(&(*slot)->references))
+        return TL_STATUS_OK;
+    kv_block *copy;
+    TL_TRY(kv_store_take(sequence->store, sequence->plane_class[plane], 1, &copy));
+    kv_store_copy(sequence->store, copy, *slot);
+    kv_block_release(*slot);
+    *slot = copy;
+    set_data(sequence, plane, b, b + 1);
+    return TL_STATUS_OK;
+}
+
+tl_status kv_sequence_reserve(kv_sequence *sequence, int64_t n)
+{
+    size_t end = blocks_for(sequence->length + n);
+    if (end > sequence->capacity)
+        TL_TRY(resize_tables(sequence, end + end / 2 + 4));
+    size_t partial = sequence->n_blocks; /* the half-filled last block, if there is one */
+    if (sequence->length % KV_BLOCK != 0)
+        partial = (size_t)sequence->length / KV_BLOCK;
+    for (int p = 0; p < sequence->n_planes && partial < sequence->n_blocks; p++)
+        TL_TRY(own_block(sequence, p, partial));
+    if (end > sequence->n_blocks) {
+        TL_TRY(append_blocks(sequence, end));
+        sequence->n_blocks = end;
+    }
+    return TL_STATUS_OK;
+}
+
+void kv_sequence_commit(kv_sequence *sequence, int64_t n)
+{
+    sequence->length += n;
+    size_t first = (size_t)first_visible(sequence, sequence->length) / KV_BLOCK;
+    if (first > sequence->n_blocks)
+        first = sequence->n_blocks;
+    if (first > sequence->first_block) {
+        drop_blocks(sequence, sequence->first_block, first);
+        sequence->first_block = first;
+    }
+}
+
+tl_status kv_sequence_truncate(kv_sequence *sequence, int64_t length)
+{
+    int64_t held_from = (int64_t)sequence->first_block * KV_BLOCK;
+    if (length > 0 && first_visible(sequence, length) < held_from && held_from > 0)
+        return tl_fail(TL_STATUS_INVALID,
+                       "length %lld: the window of %lld has dropped positions below %lld, which "
+                       "position %lld attends to; allowed are 0 and %lld to %lld",
+                       (long long)length, (long long)sequence->window, (long long)held_from,
+                       (long long)length, (long long)(held_from + sequence->window - 1),
+                       (long long)sequence->length);
+    size_t end = blocks_for(length);
+    if (length == 0) {
+        drop_blocks(sequence, sequence->first_block, sequence->n_blocks);
+        sequence->first_block = sequence->n_blocks = 0;
+    } else if (end < sequence->n_blocks) {
+        drop_blocks(sequence, end, sequence->n_blocks);
+        sequence->n_blocks = end;
+    }
+    sequence->length = length;
+    return TL_STATUS_OK;
+}
+
+size_t kv_sequence_bytes(const kv_sequence *sequence)
+{
+    size_t bytes = 0, count = sequence->n_blocks - sequence->first_block;
+    for (int p = 0; p < sequence->n_planes; p++)
+        bytes += count * kv_store_block_bytes(sequence->store, sequence->plane_class[p]);
+    return bytes;
+}

@@ -1,0 +1,75 @@
+/* The configuration of a model: the fields of docs/format.md, in the file's order. */
+#ifndef TL_MODEL_CONFIG_H
+#define TL_MODEL_CONFIG_H
+
+#include "base/status.h"
+
+#define CONFIG_MAX_STAGES 4
+
+/* I: signed 64-bit integer, F: double. The position in this list is the field's number. */
+#define CONFIG_FIELDS(I, F)                                                                        \
+    I(vocab_size) I(hidden_size) I(n_heads) I(n_kv_heads) I(head_dim) I(ff_size)                   \
+    I(max_positions) I(bos_id) I(pad_id)                                                           \
+    I(norm_placement) I(norm_weightless) F(norm_eps)                                               \
+    I(qk_norm) I(qk_norm_after_rope) I(qk_norm_weightless) F(qk_norm_eps)                          \
+    I(q_bias) I(k_bias) I(v_bias) I(o_bias) I(mlp_bias)                                            \
+    I(attn_out_gate) I(value_embed) I(value_embed_channels)                                        \
+    I(mlp_kind) I(activation) F(activation_scale)                                                  \
+    I(rope_style) F(rope_theta) I(rotary_dim) I(rope_scaling) F(rope_factor)                       \
+    F(rope_low_freq_factor) F(rope_high_freq_factor) I(rope_original_positions)                    \
+    F(rope_beta_fast) F(rope_beta_slow) F(rope_attention_factor)                                   \
+    F(embed_scale) I(tied_head) F(logit_scale) F(logit_softcap) I(mask) I(final_norm)              \
+    I(n_stages)                                                                                    \
+    I(stage0_first_layer) I(stage0_n_layers) I(stage0_looped) I(stage0_end_norm)                   \
+    I(stage1_first_layer) I(stage1_n_layers) I(stage1_looped) I(stage1_end_norm)                   \
+    I(stage2_first_layer) I(stage2_n_layers) I(stage2_looped) I(stage2_end_norm)                   \
+    I(stage3_first_layer) I(stage3_n_layers) I(stage3_looped) I(stage3_end_norm)                   \
+    I(loops_default) I(loops_min) I(loops_max) I(loops_max_trained)                                \
+    I(schedule) I(cycles_high) I(cycles_low) I(restart) F(damping)                                 \
+    I(state_init) F(init_std) F(init_cut) F(init_scale)                                            \
+    I(inject) I(inject_source) I(inject_skip_first) I(state_out_proj) I(prelude_norm)              \
+    F(clp_a) F(clp_b) I(clp_shift)                                                                 \
+    I(loop_norm) I(feed_normed) I(norm_after_last)                                                 \
+    I(loop_attention) I(loop_window) I(gate_input)                                                 \
+    I(exit_mode) F(exit_threshold) I(exit_readout)                                                 \
+    I(kv_policy_default) I(kv_policies_allowed) I(lora_rank) F(lora_alpha) I(loop_embed)
+
+#define CONFIG_COUNT_FIELD(name) +1
+enum { CONFIG_N_FIELDS = 0 CONFIG_FIELDS(CONFIG_COUNT_FIELD, CONFIG_COUNT_FIELD) };
+
+typedef struct config_stage {
+    int64_t first_layer;
+    int64_t n_layers;
+    int64_t looped;
+    int64_t end_norm;
+} config_stage;
+
+typedef struct model_config {
+#define CONFIG_DECLARE_I(name) int64_t name;
+#define CONFIG_DECLARE_F(name) double name;
+    CONFIG_FIELDS(CONFIG_DECLARE_I, CONFIG_DECLARE_F)
+#undef CONFIG_DECLARE_I
+#undef CONFIG_DECLARE_F
+} model_config;
+
+enum { ROPE_SCALING_NONE = 0, ROPE_SCALING_LLAMA3 = 2 };
+enum { STATE_INIT_INPUT = 0, STATE_INIT_ZEROS = 2 };
+enum { INJECT_NONE = 0, INJECT_ADD = 1 };
+
+/* Refuses, by field, what is outside docs/format.md (FORMAT) or not built here (UNSUPPORTED). */
+tl_status config_check(const model_config *config);
+
+config_stage config_stage_at(const model_config *config, int64_t stage);
+int64_t config_n_layers(const model_config *config);
+
+/* Range and default of `loops` after the rules for what the file leaves at 0. */
+typedef struct loop_limits {
+    int64_t minimum;
+    int64_t maximum;
+    int64_t standard;
+    int64_t max_trained; /* 0: unknown */
+} loop_limits;
+
+loop_limits config_loop_limits(const model_config *config);
+
+#endif

@@ -1,0 +1,73 @@
+/* A loaded model: weights in a backend, the plan, the KV store, the counters. */
+#ifndef TL_RUN_ENGINE_H
+#define TL_RUN_ENGINE_H
+
+#include "backend/backend.h"
+#include "base/count.h"
+
+typedef enum counter {
+    COUNT_PREFILLED, /* tokens */
+    COUNT_DECODED,
+    COUNT_POOL_FULL, /* requests */
+    COUNT_POOL_PARTIAL,
+    COUNT_POOL_MISS,
+    COUNT_POOL_FALLBACK,
+    COUNTERS,
+} counter;
+
+typedef struct model_blob {
+    char *name;
+    void *data;
+    size_t size;
+} model_blob;
+
+struct tl_model {
+    ref_count references;
+    atomic_bool closed;
+    const backend_ops *backend;
+    backend_model *weights;
+    model_config config;
+    model_plan plan;
+    loop_limits loops;
+    kv_store *kv;
+    int *plane_classes; /* [plan_n_planes(loops.maximum)] KV class of each plane */
+    int32_t kv_mode;
+    int64_t max_seq_len;
+    size_t prefill_chunk; /* tokens of a pass */
+    int64_t n_parameters;
+    model_blob *blobs;
+    size_t n_blobs;
+    const int32_t *end_ids; /* in the blob of that name */
+    size_t n_end_ids;
+    atomic_bool warned_loops;
+    _Atomic uint64_t counters[COUNTERS];
+};
+
+tl_status engine_load(tl_model **out, const char *path, const tl_model_options *options);
+tl_model *engine_retain(tl_model *model);
+void engine_release(tl_model *model);
+
+/* CLOSED with the caller's name after tl_model_close. */
+tl_status engine_check_open(const tl_model *model, const char *function);
+
+/* What caches are keyed by: loops resolved (0: the default), window checked. Warns once above the
+ * trained loops. */
+typedef struct cache_key {
+    int64_t loops;
+    int64_t window;
+} cache_key;
+
+tl_status engine_resolve(cache_key *key, tl_model *model, int64_t loops, int64_t window);
+
+/* 1 <= n <= max_seq_len and all ids in the vocabulary; `name` is the parameter's. */
+tl_status engine_check_tokens(const tl_model *model, const char *name, const int32_t *tokens,
+                              size_t n);
+
+const model_blob *engine_blob(const tl_model *model, const char *name); /* or NULL */
+
+void engine_count(tl_model *model, counter counter, uint64_t n);
+
+/* kv_mode.c: the option and the environment's TINYLOOP_KV_* as one mode. */
+tl_status kv_mode_resolve(int32_t *mode, int32_t option);
+
+#endif

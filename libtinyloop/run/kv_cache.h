@@ -1,0 +1,18 @@
+/* One sequence of one model: the public tl_kv_cache. */
+#ifndef TL_RUN_KV_CACHE_H
+#define TL_RUN_KV_CACHE_H
+
+#include "kv/sequence.h"
+#include "run/engine.h"
+
+struct tl_kv_cache {
+    tl_model *model; /* retained */
+    cache_key key;
+    kv_sequence sequence;
+};
+
+tl_status kv_cache_create(tl_kv_cache **out, tl_model *model, cache_key key);
+tl_status kv_cache_clone(tl_kv_cache **out, const tl_kv_cache *kv);
+void kv_cache_release(tl_kv_cache *kv);
+
+#endif
