@@ -1,0 +1,52 @@
+"""tinyloop: a runtime for looped (depth-recurrent) decoder language models.
+
+    import tinyloop_py as tl
+
+    with tl.Model(tl.default_model_path()) as model:
+        pool = tl.PrefixPool(capacity=16)
+        model.register_prefix(pool, system_prompt_tokens)
+        tokens = model.generate_with_pool(pool, conversation_tokens, temperature=0.0)
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ._core import (
+    Model,
+    PrefixCache,
+    PrefixPool,
+    RuntimeKVCache,
+    decode_with_kv_cache_capture,
+    library_version,
+)
+from .errors import Error, last_error
+
+__all__ = [
+    "Error",
+    "Model",
+    "PrefixCache",
+    "PrefixPool",
+    "RuntimeKVCache",
+    "build_info",
+    "decode_with_kv_cache_capture",
+    "default_model_path",
+    "last_error",
+]
+
+__version__ = library_version()
+
+
+def default_model_path() -> Path:
+    """The model that ships with the package: refdesk, a small looped reference desk.
+
+    Raises Error where the package was built without it.
+    """
+    path = Path(__file__).parent / "data" / "refdesk.tinyloop"
+    if not path.is_file():
+        raise Error("this package was built without its demo model; give the path of a model")
+    return path
+
+
+def build_info() -> dict[str, Any]:
+    """What this build can do: its version, and the CUDA architectures it has code for."""
+    return {"version": __version__, "cuda": {"archs": []}}

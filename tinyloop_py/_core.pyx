@@ -1,0 +1,822 @@
+# cython: language_level=3, embedsignature=True, binding=True
+"""The objects of tinyloop over the C API. See the package's documentation for what they do.
+
+Rules of this file: the GIL is dropped around every C call that computes, locks or frees, and is
+the outermost lock; each such call holds a reference of its own to the handle it uses, so that a
+close() on another thread cannot free it; lifetimes live in C, so no destructor touches a Python
+attribute.
+"""
+
+import os
+import threading
+import warnings
+
+import numpy as np
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t, int64_t
+
+from .arguments import MAX_INT64, as_integer, as_number, as_tokens
+from .errors import ArgumentTypeError, Error, InvalidArgumentError, OutOfMemoryError, failure
+
+
+# ---- errors and warnings ----------------------------------------------------------------------
+
+_messages = threading.local()
+
+
+cdef void collect_message(void *user, int32_t level, const char *message) noexcept with gil:
+    # on the thread of the call; warn() follows when the call has returned
+    if level == TL_LOG_WARNING:
+        try:
+            _messages.__dict__.setdefault("pending", []).append(message.decode("utf-8", "replace"))
+        except MemoryError:
+            pass
+
+
+cdef int warn() except -1:
+    """Issues what the library said during the last call on this thread as RuntimeWarnings."""
+    pending = _messages.__dict__.pop("pending", None)
+    if pending:
+        for text in pending:
+            warnings.warn(text, RuntimeWarning, stacklevel=1)
+    return 0
+
+
+cdef object closed_error(str method):
+    return failure(Error, f"tinyloop.Model is closed; cannot call {method}")
+
+
+cdef int check(tl_status status, str method) except -1:
+    """Raises what a status stands for; on the thread whose call gave it."""
+    if status == TL_STATUS_OK:
+        return warn()
+    text = tl_last_error().decode("utf-8", "replace")
+    _messages.__dict__.pop("pending", None)
+    if status == TL_STATUS_CLOSED:
+        raise closed_error(method)
+    if status == TL_STATUS_NOMEM:
+        raise failure(OutOfMemoryError, text)
+    if status == TL_STATUS_INVALID:
+        raise failure(InvalidArgumentError, text)
+    raise failure(Error, text)
+
+
+# ---- arguments --------------------------------------------------------------------------------
+
+cdef int64_t loops_argument(object loops) except -1:
+    # 0 is C's word for None; Python's own 0 is out of range
+    return 0 if loops is None else as_integer("loops", loops, 1, MAX_INT64)
+
+
+cdef tl_cache_options cache_options(object loops, object cache_window) except *:
+    cdef tl_cache_options options
+    options.size = sizeof(tl_cache_options)
+    options.loops = loops_argument(loops)
+    options.cache_window = as_integer("cache_window", cache_window, 0, MAX_INT64)
+    return options
+
+
+cdef class Options:
+    """tl_generate_options of a call's arguments, with the arrays that it points into."""
+
+    cdef tl_generate_options c
+    cdef const int32_t[::1] stops
+
+    def __cinit__(self, max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
+                  repetition_penalty, seed, stop_token_ids):
+        self.c.size = sizeof(tl_generate_options)
+        self.c.max_tokens = as_integer("max_tokens", max_tokens, 0, MAX_INT64)
+        self.c.loops = loops_argument(loops)
+        self.c.cache_window = as_integer("cache_window", cache_window, 0, MAX_INT64)
+        self.c.top_k = as_integer("top_k", top_k, 0, MAX_INT64)
+        self.c.temperature = as_number("temperature", temperature)
+        self.c.top_p = as_number("top_p", top_p)
+        self.c.min_p = as_number("min_p", min_p)
+        self.c.repetition_penalty = as_number("repetition_penalty", repetition_penalty)
+        self.c.has_seed = seed is not None
+        self.c.seed = 0 if seed is None else as_integer("seed", seed, 0, 2**64 - 1)
+        self.c.on_token = NULL
+        self.c.user = NULL
+        self.c.has_stop_tokens = stop_token_ids is not None
+        self.c.n_stop_tokens = 0
+        self.c.stop_tokens = NULL
+        if stop_token_ids is not None:
+            self.stops = as_tokens("stop_token_ids", stop_token_ids)
+            self.c.n_stop_tokens = self.stops.shape[0]
+            if self.stops.shape[0] > 0:
+                self.c.stop_tokens = &self.stops[0]
+
+
+cdef int32_t no_token = 0
+
+
+cdef const int32_t *first(const int32_t[::1] tokens) noexcept:
+    # an empty view has no element, but C wants an address
+    return &tokens[0] if tokens.shape[0] > 0 else &no_token
+
+
+# ---- model ------------------------------------------------------------------------------------
+
+_DEVICES = {"auto": TL_DEVICE_AUTO, "cpu": TL_DEVICE_CPU, "cuda": TL_DEVICE_CUDA}
+_KV_MODES = {None: TL_KV_MODE_DEFAULT, "fp16": TL_KV_MODE_FP16, "fp32": TL_KV_MODE_FP32}
+
+
+def _choice(name, value, allowed):
+    if value is not None and not isinstance(value, str):
+        raise failure(ArgumentTypeError, f"{name} is {value!r}; it must be a string")
+    if value not in allowed:
+        names = ", ".join(repr(key) for key in allowed)
+        raise failure(InvalidArgumentError, f"{name} is {value!r}; allowed are {names}")
+    return allowed[value]
+
+
+cdef class Model:
+    """A looped language model, loaded from a `.tinyloop` file.
+
+    Args:
+        path: the file.
+        max_seq_len: positions a sequence may have, prompt and generated tokens together.
+        device: "auto", "cpu" or "cuda".
+        kv_mode: how K and V are stored: "fp16", "fp32", or None for what the environment's
+            TINYLOOP_KV_* variables ask for, else "fp16".
+        threads: None is one for each CPU that the process may use.
+        init_scale, init_seed: of a random initial state, for models that start from one; others
+            ignore them. None is the file's own scale, 0 starts from zero.
+        verify: check the tensors' checksums too.
+
+    A model may be used from any number of threads. It is a context manager; `close()` ends its
+    use, and its memory returns when the last cache, pool entry or stream that needs it is gone.
+
+    Raises:
+        Error: the file cannot be read, is damaged, or needs what this version does not have.
+        ValueError, TypeError: an argument (both are also `Error`).
+        MemoryError: also an `Error`; the text contains "out of memory".
+    """
+
+    cdef tl_model *handle
+    cdef object __weakref__
+
+    def __cinit__(self, path, max_seq_len=2048, *, device="auto", kv_mode=None, threads=None,
+                  init_scale=None, init_seed=0, verify=False):
+        cdef tl_model_options options
+        cdef tl_model *handle = NULL
+        cdef tl_status status
+        options.size = sizeof(tl_model_options)
+        options.max_seq_len = as_integer("max_seq_len", max_seq_len, 1, 1 << 24)
+        if device is None:
+            raise failure(ArgumentTypeError, "device is None; it must be a string")
+        options.device = _choice("device", device, _DEVICES)
+        options.kv_mode = _choice("kv_mode", kv_mode, _KV_MODES)
+        options.threads = 0 if threads is None else as_integer("threads", threads, 1, 256)
+        options.verify = bool(verify)
+        options.prefill_chunk = 0
+        options.has_init_scale = init_scale is not None
+        options.init_scale = 0.0 if init_scale is None else as_number("init_scale", init_scale)
+        options.init_seed = as_integer("init_seed", init_seed, 0, 2**64 - 1)
+        try:
+            name = os.fsencode(path)
+        except TypeError:
+            raise failure(ArgumentTypeError, f"path is {path!r}; it must be a path") from None
+        if b"\0" in name:
+            raise failure(InvalidArgumentError, f"path {path!r} contains a zero byte")
+        cdef const char *c_name = name
+        with nogil:
+            status = tl_model_load(&handle, c_name, &options)
+        self.handle = handle
+        check(status, "Model")
+
+    def __dealloc__(self):
+        cdef tl_model *handle = self.handle
+        if handle != NULL:
+            with nogil:
+                tl_model_release(handle)
+
+    def __enter__(self):
+        if self.handle == NULL:
+            raise closed_error("__enter__")
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def close(self):
+        """Ends the use of the model: later calls raise, those under way end normally. May be
+        called again."""
+        cdef tl_model *handle = self.handle
+        self.handle = NULL
+        if handle != NULL:
+            with nogil:
+                tl_model_close(handle)
+                tl_model_release(handle)
+
+    @property
+    def closed(self):
+        """Whether close() was called."""
+        return self.handle == NULL
+
+    def __repr__(self):
+        if self.handle == NULL:
+            return "<tinyloop.Model, closed>"
+        info = self.info
+        return (f"<tinyloop.Model: {info['n_parameters']:,} parameters, {info['n_layers']} layers, "
+                f"loops {info['loops_default']}, {info['device']}, KV {info['kv_mode']}>")
+
+    cdef tl_model *use(self, str method) except NULL:
+        """A reference for one call."""
+        if self.handle == NULL:
+            raise closed_error(method)
+        return tl_model_retain(self.handle)
+
+    @property
+    def info(self):
+        """What the model is, as a new dict: sizes, loops (default, range, trained maximum), KV
+        bytes a position needs outside the loops and in each loop, device, kv_mode, threads."""
+        cdef tl_model_info info
+        info.size = sizeof(tl_model_info)
+        if self.handle == NULL:
+            raise closed_error("info")
+        check(tl_model_get_info(&info, self.handle), "info")
+        return {
+            "vocab_size": info.vocab_size,
+            "hidden_size": info.hidden_size,
+            "n_layers": info.n_layers,
+            "n_heads": info.n_heads,
+            "n_kv_heads": info.n_kv_heads,
+            "head_dim": info.head_dim,
+            "max_seq_len": info.max_seq_len,
+            "max_positions": info.max_positions,
+            "loops_default": info.loops_default,
+            "loops_min": info.loops_min,
+            "loops_max": info.loops_max,
+            "loops_max_trained": info.loops_max_trained,
+            "n_parameters": info.n_parameters,
+            "weight_bytes": info.weight_bytes,
+            "kv_block_size": info.kv_block_size,
+            "kv_bytes_fixed": info.kv_bytes_fixed,
+            "kv_bytes_loop": info.kv_bytes_loop,
+            "device": "cpu" if info.device == TL_DEVICE_CPU else "cuda",
+            "kv_mode": "fp16" if info.kv_mode == TL_KV_MODE_FP16 else "fp32",
+            "threads": info.threads,
+        }
+
+    def blob(self, name):
+        """The file's blob `name` ("tokenizer.json", "chat_template", "card", "end_ids") as bytes,
+        or None."""
+        cdef const void *data = NULL
+        cdef size_t size = 0
+        if not isinstance(name, str):
+            raise failure(ArgumentTypeError, f"name is {name!r}; it must be a string")
+        if self.handle == NULL:
+            raise closed_error("blob")
+        encoded = name.encode()
+        cdef const char *c_name = encoded
+        check(tl_model_blob(&data, &size, self.handle, c_name), "blob")
+        return None if data == NULL else (<const char *> data)[:size]
+
+    def counters(self):
+        """Monotonic totals since the model was loaded, as a new dict of str to int.
+
+        `tokens_prefilled` and `tokens_decoded` count tokens that went through the layers (the
+        last one of a generation is not fed back and not counted); `pool_full`, `pool_partial`,
+        `pool_miss` and `pool_fallback` count requests with a pool by what became of them.
+        """
+        cdef tl_counters counters
+        counters.size = sizeof(tl_counters)
+        if self.handle == NULL:
+            raise closed_error("counters")
+        check(tl_model_get_counters(&counters, self.handle), "counters")
+        return {
+            "tokens_prefilled": counters.tokens_prefilled,
+            "tokens_decoded": counters.tokens_decoded,
+            "pool_full": counters.pool_full,
+            "pool_partial": counters.pool_partial,
+            "pool_miss": counters.pool_miss,
+            "pool_fallback": counters.pool_fallback,
+        }
+
+    # ---- evaluation ----
+
+    def logits(self, tokens, loops=None, cache_window=0):
+        """The logits at every position: float32 [n, vocab]."""
+        cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
+        cdef tl_cache_options options = cache_options(loops, cache_window)
+        cdef tl_status status
+        cdef size_t n = ids.shape[0]
+        cdef const int32_t *data = first(ids)
+        cdef tl_model *model = self.use("logits")
+        cdef float[:, ::1] view
+        cdef float *out_data = NULL
+        cdef float nothing = 0
+        try:
+            out = np.empty((n if n <= self.info["max_seq_len"] else 0, self.info["vocab_size"]),
+                           np.float32)
+            view = out
+            out_data = &view[0, 0] if view.shape[0] > 0 else &nothing
+            with nogil:
+                status = tl_model_logits(out_data, model, data, n, &options)
+            check(status, "logits")
+        finally:
+            with nogil:
+                tl_model_release(model)
+        return out
+
+    def states(self, tokens, loops=None):
+        """The core's state after each loop and its norm: float32 [loops, n, hidden]. A model
+        without loops has one: the state before the final norm."""
+        cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
+        cdef tl_cache_options options = cache_options(loops, 0)
+        cdef tl_status status
+        cdef size_t n = ids.shape[0]
+        cdef const int32_t *data = first(ids)
+        cdef tl_model *model = self.use("states")
+        cdef float[:, :, ::1] view
+        cdef float *out_data = NULL
+        cdef float nothing = 0
+        try:
+            info = self.info
+            n_loops = options.loops or info["loops_default"]
+            fits = n <= info["max_seq_len"] and n_loops <= info["loops_max"]
+            out = np.empty((n_loops if fits else 0, n if fits else 0, info["hidden_size"]),
+                           np.float32)
+            view = out
+            out_data = &view[0, 0, 0] if view.size > 0 else &nothing
+            with nogil:
+                status = tl_model_states(out_data, model, data, n, &options)
+            check(status, "states")
+        finally:
+            with nogil:
+                tl_model_release(model)
+        return out
+
+    # ---- generation ----
+
+    def generate(self, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50,
+                 cache_window=0, *, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=None,
+                 stop_token_ids=None, pool=None):
+        """Continues the prompt; returns prompt + generated ids as a list.
+
+        Args:
+            prompt: token ids [n]; n + max_tokens <= max_seq_len.
+            max_tokens: tokens at most; 0 returns the prompt.
+            loops: times the core runs; None is the file's default.
+            temperature: 0 is greedy (ties go to the lowest id).
+            top_k: 0 is off.
+            cache_window: position p attends to p - cache_window + 1 .. p only; 0 to all.
+            top_p, min_p, repetition_penalty: applied in the order penalty (over prompt and
+                generated ids), temperature, top_k, top_p, min_p.
+            seed: the same seed draws the same tokens, cached or not; None takes a fresh one.
+            stop_token_ids: None is the file's end ids, () none. A stop id that was produced is
+                part of the result.
+            pool: a PrefixPool whose longest match saves its part of the prefill.
+
+        Raises:
+            Error: the model is closed, the lengths exceed max_seq_len, or logits are not finite.
+            ValueError, TypeError, MemoryError: all are also `Error`.
+        """
+        options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
+                          repetition_penalty, seed, stop_token_ids)
+        ids = as_tokens("prompt", prompt)
+        return ids.tolist() + open_stream(self, pool, ids, options, "generate").rest()
+
+    def generate_with_pool(self, pool, prompt, max_tokens=128, loops=None, temperature=1.0,
+                           top_k=50, cache_window=0, *, top_p=1.0, min_p=0.0,
+                           repetition_penalty=1.0, seed=None, stop_token_ids=None):
+        """As `generate`, token for token, reusing the longest entry of the pool that the prompt
+        starts with (of the same model, loops and cache_window)."""
+        if not isinstance(pool, PrefixPool):
+            raise failure(ArgumentTypeError, f"pool is {pool!r}; it must be a PrefixPool")
+        options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
+                          repetition_penalty, seed, stop_token_ids)
+        ids = as_tokens("prompt", prompt)
+        return ids.tolist() + open_stream(self, pool, ids, options, "generate_with_pool").rest()
+
+    def generate_stream(self, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50,
+                        cache_window=0, *, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+                        seed=None, stop_token_ids=None, pool=None):
+        """The tokens that `generate` would add, one at a time, as an iterator.
+
+        Arguments are checked at once; the first token's work is done when it is asked for.
+        Dropping or closing the iterator at any time frees what the generation held.
+        """
+        options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
+                          repetition_penalty, seed, stop_token_ids)
+        ids = as_tokens("prompt", prompt)
+        return open_stream(self, pool, ids, options, "generate_stream")
+
+    def generate_from_prefix_cache(self, cache, suffix=None, max_tokens=128, loops=None,
+                                   temperature=1.0, top_k=50, cache_window=None, *, top_p=1.0,
+                                   min_p=0.0, repetition_penalty=1.0, seed=None,
+                                   stop_token_ids=None):
+        """Continues cache + suffix; returns cached, suffix and generated ids as a list.
+
+        The cache is not changed. `loops` and `cache_window` are the cache's; where they are
+        given they must be equal to it. Otherwise as `generate`.
+        """
+        if not isinstance(cache, PrefixCache):
+            raise failure(ArgumentTypeError, f"cache is {cache!r}; it must be a PrefixCache")
+        cdef PrefixCache prefix = cache
+        options = Options(max_tokens, loops, temperature, top_k,
+                          prefix.match_window(cache_window), top_p, min_p, repetition_penalty,
+                          seed, stop_token_ids)
+        ids = as_tokens("suffix", () if suffix is None else suffix)
+        stream = open_stream_from_cache(self, prefix, ids, options, "generate_from_prefix_cache")
+        return prefix.tokens.tolist() + ids.tolist() + stream.rest()
+
+    # ---- prefixes ----
+
+    def build_prefix_cache(self, tokens, loops=None, cache_window=0):
+        """Runs the tokens and returns a PrefixCache that generations can start from."""
+        cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
+        cdef tl_cache_options options = cache_options(loops, cache_window)
+        cdef PrefixCache cache = PrefixCache.__new__(PrefixCache, _token=_PRIVATE)
+        cdef tl_status status
+        cdef size_t n = ids.shape[0]
+        cdef const int32_t *data = first(ids)
+        cdef tl_model *model = self.use("build_prefix_cache")
+        with nogil:
+            status = tl_build_prefix_cache(&cache.handle, model, data, n, &options)
+            tl_model_release(model)
+        cache.tokens = np.array(ids)
+        check(status, "build_prefix_cache")
+        return cache
+
+    def register_prefix(self, pool, tokens, loops=None, cache_window=0):
+        """Builds the prefix's cache and enters it into the pool; returns its number of tokens.
+
+        The same (tokens, loops, cache_window) again changes nothing and returns the same. What
+        cannot be registered (no tokens, too many, an id, loops or window out of range, no pool)
+        returns 0 with a RuntimeWarning that says why.
+
+        Raises:
+            Error: the model is closed.
+            MemoryError: out of memory.
+            TypeError: tokens or pool of a wrong type.
+        """
+        if self.handle == NULL:
+            raise closed_error("register_prefix")
+        if pool is not None and not isinstance(pool, PrefixPool):
+            raise failure(ArgumentTypeError, f"pool is {pool!r}; it must be a PrefixPool")
+        try:
+            return self.register_checked(pool, tokens, loops, cache_window)
+        except (ArgumentTypeError, OutOfMemoryError):
+            raise
+        except Error as error:
+            if self.handle == NULL:
+                raise
+            reason = str(error)
+        warnings.warn(f"register_prefix: {reason}", RuntimeWarning, stacklevel=1)
+        return 0
+
+    cdef object register_checked(self, PrefixPool pool, object tokens, object loops,
+                                 object cache_window):
+        cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
+        cdef tl_cache_options options = cache_options(loops, cache_window)
+        cdef int64_t length = 0
+        cdef tl_status status
+        cdef size_t n = ids.shape[0]
+        cdef const int32_t *data = first(ids)
+        if pool is None:
+            raise failure(InvalidArgumentError, "pool is None; it must be a PrefixPool")
+        cdef tl_prefix_pool *handle = pool.handle
+        cdef tl_model *model = self.use("register_prefix")
+        with nogil:
+            status = tl_prefix_pool_register(&length, handle, model, data, n, &options)
+            tl_model_release(model)
+        check(status, "register_prefix")
+        return length
+
+    def decode_with_kv_cache_capture(self, kv, tokens):
+        """As the function of that name, for a cache of this model."""
+        if self.handle == NULL:
+            raise closed_error("decode_with_kv_cache_capture")
+        if not isinstance(kv, RuntimeKVCache):
+            raise failure(ArgumentTypeError, f"kv is {kv!r}; it must be a RuntimeKVCache")
+        if (<RuntimeKVCache> kv).model is not self:
+            raise failure(InvalidArgumentError, "kv belongs to another model")
+        return decode_with_kv_cache_capture(kv, tokens)
+
+
+# ---- KV cache ---------------------------------------------------------------------------------
+
+_PRIVATE = object()
+
+
+cdef class RuntimeKVCache:
+    """One sequence's KV, empty at first, for `decode_with_kv_cache_capture`.
+
+    For one thread at a time. Keeps its model's memory alive.
+    """
+
+    cdef tl_kv_cache *handle
+    cdef readonly object model
+    cdef bint busy
+    cdef object __weakref__
+
+    def __cinit__(self, model, loops=None, cache_window=0):
+        cdef tl_cache_options options
+        cdef tl_model *handle
+        cdef tl_status status
+        if model is _PRIVATE:
+            return
+        if not isinstance(model, Model):
+            raise failure(ArgumentTypeError, f"model is {model!r}; it must be a Model")
+        options = cache_options(loops, cache_window)
+        handle = (<Model> model).use("RuntimeKVCache")
+        with nogil:
+            status = tl_kv_cache_create(&self.handle, handle, &options)
+            tl_model_release(handle)
+        check(status, "RuntimeKVCache")
+        self.model = model
+
+    def __dealloc__(self):
+        cdef tl_kv_cache *handle = self.handle
+        if handle != NULL:
+            with nogil:
+                tl_kv_cache_release(handle)
+
+    cdef int begin(self) except -1:
+        if self.busy:
+            raise failure(Error, "this RuntimeKVCache is in use on another thread; give each "
+                                 "thread a clone")
+        self.busy = True
+        return 0
+
+    def length(self):
+        """Positions that are written."""
+        return tl_kv_cache_length(self.handle)
+
+    def __len__(self):
+        return tl_kv_cache_length(self.handle)
+
+    def bytes(self):
+        """Bytes of the KV blocks that it refers to, those it shares included."""
+        return tl_kv_cache_bytes(self.handle)
+
+    def clone(self):
+        """A cache with the same content; the two share blocks until one writes into them."""
+        cdef RuntimeKVCache clone = RuntimeKVCache.__new__(RuntimeKVCache, _PRIVATE)
+        cdef tl_status status
+        self.begin()
+        with nogil:
+            status = tl_kv_cache_clone(&clone.handle, self.handle)
+        self.busy = False
+        clone.model = self.model
+        check(status, "clone")
+        return clone
+
+    def truncate(self, length):
+        """Forgets positions `length` and later."""
+        cdef int64_t to = as_integer("length", length, 0, MAX_INT64)
+        cdef tl_status status
+        self.begin()
+        with nogil:
+            status = tl_kv_cache_truncate(self.handle, to)
+        self.busy = False
+        check(status, "truncate")
+
+
+def decode_with_kv_cache_capture(kv, tokens):
+    """Runs the tokens at the next positions of a RuntimeKVCache and extends it by them.
+
+    Returns the last one's final hidden state, before the final norm: float32 [hidden]. On failure
+    the cache is as it was.
+    """
+    if not isinstance(kv, RuntimeKVCache):
+        raise failure(ArgumentTypeError, f"kv is {kv!r}; it must be a RuntimeKVCache")
+    cdef RuntimeKVCache cache = kv
+    cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
+    cdef const int32_t *data = first(ids)
+    cdef size_t n = ids.shape[0]
+    cdef tl_status status
+    cdef tl_model *model = (<Model> cache.model).use("decode_with_kv_cache_capture")
+    cdef float[::1] view
+    try:
+        hidden = np.empty((<Model> cache.model).info["hidden_size"], np.float32)
+        view = hidden
+        cache.begin()
+        with nogil:
+            status = tl_decode_with_kv_cache_capture(&view[0], cache.handle, data, n)
+        cache.busy = False
+        check(status, "decode_with_kv_cache_capture")
+    finally:
+        with nogil:
+            tl_model_release(model)
+    return hidden
+
+
+# ---- prefix cache and pool --------------------------------------------------------------------
+
+cdef class PrefixCache:
+    """One prefix that has been run, from `Model.build_prefix_cache`: its KV and the final hidden
+    state of its last token. Immutable; any number of generations may start from it."""
+
+    cdef tl_prefix_cache *handle
+    cdef object tokens  # int32 [n]
+    cdef object __weakref__
+
+    def __cinit__(self, *, _token=None):
+        if _token is not _PRIVATE:
+            raise failure(ArgumentTypeError,
+                          "a PrefixCache is made by Model.build_prefix_cache")
+
+    def __dealloc__(self):
+        cdef tl_prefix_cache *handle = self.handle
+        if handle != NULL:
+            with nogil:
+                tl_prefix_cache_release(handle)
+
+    cdef tl_prefix_cache_info get_info(self) except *:
+        cdef tl_prefix_cache_info info
+        info.size = sizeof(tl_prefix_cache_info)
+        check(tl_prefix_cache_get_info(&info, self.handle), "PrefixCache")
+        return info
+
+    cdef object match_window(self, object cache_window):
+        """None is the cache's own window; in Python 0 is a window that may differ from it."""
+        own = self.get_info().cache_window
+        if cache_window is None:
+            return own
+        given = as_integer("cache_window", cache_window, 0, MAX_INT64)
+        if given != own:
+            raise failure(InvalidArgumentError, f"cache_window is {given}, but the prefix cache "
+                                                f"was built with {own}")
+        return own
+
+    def length(self):
+        """Number of tokens."""
+        return self.get_info().length
+
+    def __len__(self):
+        return self.get_info().length
+
+    def bytes(self):
+        """Bytes of its KV blocks, final hidden state and token ids."""
+        return self.get_info().bytes
+
+    @property
+    def loops(self):
+        """Times the core ran."""
+        return self.get_info().loops
+
+    @property
+    def cache_window(self):
+        """0: none."""
+        return self.get_info().cache_window
+
+
+cdef class PrefixPool:
+    """At most `capacity` registered prefixes (0 becomes 1); see `Model.register_prefix` and
+    `Model.generate_with_pool`. Creating one takes no KV memory. Safe to use from any number of
+    threads. Entries live until they are evicted or the pool is gone, also after their model was
+    closed."""
+
+    cdef tl_prefix_pool *handle
+    cdef object __weakref__
+
+    def __cinit__(self, capacity=16):
+        cdef tl_prefix_pool_options options
+        options.size = sizeof(tl_prefix_pool_options)
+        options.capacity = as_integer("capacity", capacity, 0, MAX_INT64)
+        check(tl_prefix_pool_create(&self.handle, &options), "PrefixPool")
+
+    def __dealloc__(self):
+        cdef tl_prefix_pool *handle = self.handle
+        if handle != NULL:
+            with nogil:
+                tl_prefix_pool_release(handle)
+
+    def size(self):
+        """Number of entries."""
+        cdef int64_t size
+        with nogil:
+            size = tl_prefix_pool_size(self.handle)
+        return size
+
+    def total_cached_tokens(self):
+        """Sum of the entries' lengths in tokens."""
+        cdef int64_t total
+        with nogil:
+            total = tl_prefix_pool_total_cached_tokens(self.handle)
+        return total
+
+    def __repr__(self):
+        return (f"<tinyloop.PrefixPool: {self.size()} entries, "
+                f"{self.total_cached_tokens()} cached tokens>")
+
+
+# ---- streams ----------------------------------------------------------------------------------
+
+cdef class TokenStream:
+    """The tokens of one generation, in order. For one thread at a time."""
+
+    cdef tl_stream *handle
+    cdef str method
+    cdef bint busy
+    cdef object __weakref__
+
+    def __cinit__(self, *, _token=None):
+        if _token is not _PRIVATE:
+            raise failure(ArgumentTypeError, "a stream is made by Model.generate_stream")
+
+    def __dealloc__(self):
+        cdef tl_stream *handle = self.handle
+        if handle != NULL:
+            with nogil:
+                tl_stream_release(handle)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef int32_t token = self.next_token()
+        if token < 0:
+            raise StopIteration
+        return token
+
+    def close(self):
+        """Ends the generation and frees what it held. May be called again."""
+        if self.busy:
+            raise ValueError("the stream is in use on another thread")
+        cdef tl_stream *handle = self.handle
+        self.handle = NULL
+        if handle != NULL:
+            with nogil:
+                tl_stream_release(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    cdef int32_t next_token(self) except -2:
+        cdef int32_t token = -1
+        cdef tl_status status
+        if self.busy:
+            raise ValueError("the stream is in use on another thread")
+        if self.handle == NULL:
+            return -1
+        self.busy = True
+        with nogil:
+            status = tl_stream_next(&token, self.handle)
+        self.busy = False
+        check(status, self.method)
+        return token
+
+    cdef list rest(self):
+        tokens = []
+        cdef int32_t token = self.next_token()
+        while token >= 0:
+            tokens.append(token)
+            PyErr_CheckSignals()
+            token = self.next_token()
+        return tokens
+
+
+cdef TokenStream open_stream(Model model, object pool, const int32_t[::1] prompt, Options options,
+                             str method):
+    if pool is not None and not isinstance(pool, PrefixPool):
+        raise failure(ArgumentTypeError, f"pool is {pool!r}; it must be a PrefixPool or None")
+    cdef tl_prefix_pool *pool_handle = NULL if pool is None else (<PrefixPool> pool).handle
+    cdef TokenStream stream = TokenStream.__new__(TokenStream, _token=_PRIVATE)
+    cdef const int32_t *data = first(prompt)
+    cdef size_t n = prompt.shape[0]
+    cdef tl_status status
+    cdef tl_model *handle = model.use(method)
+    stream.method = method
+    with nogil:
+        status = tl_stream_create(&stream.handle, handle, pool_handle, data, n, &options.c)
+        tl_model_release(handle)
+    check(status, method)
+    return stream
+
+
+cdef TokenStream open_stream_from_cache(Model model, PrefixCache cache, const int32_t[::1] suffix,
+                                        Options options, str method):
+    cdef TokenStream stream = TokenStream.__new__(TokenStream, _token=_PRIVATE)
+    cdef const int32_t *data = first(suffix)
+    cdef size_t n = suffix.shape[0]
+    cdef tl_status status
+    cdef tl_model *handle = model.use(method)
+    stream.method = method
+    with nogil:
+        status = tl_stream_create_from_prefix_cache(&stream.handle, handle, cache.handle, data, n,
+                                                    &options.c)
+        tl_model_release(handle)
+    check(status, method)
+    return stream
+
+
+# ---- module -----------------------------------------------------------------------------------
+
+def library_version():
+    """The version of the loaded libtinyloop, as text."""
+    return tl_version_string().decode()
+
+
+if tl_version() // 10000 != TL_VERSION_MAJOR:
+    raise ImportError(f"libtinyloop {library_version()} is not the major version "
+                      f"{TL_VERSION_MAJOR} that this module was built for")
+
+tl_set_log_callback(collect_message, NULL)
