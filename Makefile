@@ -1,0 +1,111 @@
+# What a person runs in a checkout. `make` alone lists the targets.
+# Variables: PYTHON (3.11 or later), VENV (a folder for the virtual environment).
+
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+CHECK_MACHINE := $(PYTHON) tools/check_machine.py
+JOBS := -j$(shell nproc)
+
+# What an installation is made of; an editable one puts built files into the package too.
+SOURCES := setup.py pyproject.toml tools/check_machine.py \
+    $(shell find include libtinyloop tinyloop_py -type f ! -name '*.so' ! -path '*/.*' \
+        ! -path '*/__pycache__/*' ! -path 'tinyloop_py/lib/*' ! -path 'tinyloop_py/include/*')
+C_FILES := $(shell find include libtinyloop tests $(wildcard examples) -name '*.[ch]')
+PYTHON_FILES := setup.py tools tinyloop_py tests $(wildcard bench examples)
+
+# ThreadSanitizer cannot map its shadow where the kernel randomises addresses strongly.
+NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: help demo test lint format sanitize bench dev clean check-python
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo      build, install into $(VENV), and show prefix pools at work'
+	@echo 'make test      C tests, ABI tests, Python tests'
+	@echo 'make lint      formatters and static checks'
+	@echo 'make format    let the formatters rewrite the sources'
+	@echo 'make sanitize  C tests under AddressSanitizer + UBSan and under ThreadSanitizer'
+	@echo 'make bench     benchmarks'
+	@echo 'make dev       editable install: changes to Python files need no new install'
+	@echo 'make clean     remove what was built, the virtual environment too'
+
+demo: $(VENV)/.installed
+	@$(BIN)/tinyloop demo
+
+test: $(VENV)/.test-tools
+	@$(CHECK_MACHINE) test
+	@echo '==> C tests'
+	@$(MAKE) --no-print-directory $(JOBS) -C tests/c programs BUILD=$(abspath build/c)
+	@$(MAKE) --no-print-directory -C tests/c run BUILD=$(abspath build/c)
+	@echo '==> Python and ABI tests'
+	@$(BIN)/pytest
+
+lint: $(VENV)/.lint-tools
+	@echo '==> clang-format'
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@echo '==> ruff'
+	@$(BIN)/ruff check --quiet $(PYTHON_FILES)
+	@$(BIN)/ruff format --quiet --check $(PYTHON_FILES)
+	@echo '==> cython-lint'
+	@# It calls another program of the environment by its bare name.
+	@PATH="$(abspath $(BIN)):$$PATH" cython-lint tinyloop_py
+	@echo '==> mypy'
+	@$(BIN)/mypy --no-error-summary
+	@# From another folder: the package that is installed, which has the built module.
+	@cd $(VENV) && bin/stubtest --mypy-config-file $(CURDIR)/pyproject.toml tinyloop_py._core
+
+format: $(VENV)/.lint-tools
+	$(BIN)/clang-format -i $(C_FILES)
+	$(BIN)/ruff check --quiet --fix $(PYTHON_FILES)
+	$(BIN)/ruff format --quiet $(PYTHON_FILES)
+
+sanitize: check-python
+	@$(CHECK_MACHINE) sanitize
+	@echo '==> C tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@$(MAKE) --no-print-directory $(JOBS) -C tests/c programs BUILD=$(abspath build/asan) \
+	    SANITIZE=address,undefined
+	@$(MAKE) --no-print-directory -C tests/c run BUILD=$(abspath build/asan) \
+	    SANITIZE=address,undefined
+	@echo '==> C tests under ThreadSanitizer'
+	@$(MAKE) --no-print-directory $(JOBS) -C tests/c programs BUILD=$(abspath build/tsan) \
+	    SANITIZE=thread
+	@$(MAKE) --no-print-directory -C tests/c run BUILD=$(abspath build/tsan) SANITIZE=thread \
+	    RUNNER='$(NO_ASLR)'
+
+bench: $(VENV)/.installed
+	@$(BIN)/python bench/bench.py
+
+dev: $(VENV)/.created
+	@test -e $(VENV)/.editable || { rm -f $(VENV)/.installed; touch $(VENV)/.editable; }
+	@$(MAKE) --no-print-directory $(VENV)/.test-tools $(VENV)/.lint-tools
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf tinyloop_py/lib tinyloop_py/include tinyloop_py/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- Inside: the virtual environment, in steps that are redone when their sources change ----------
+
+check-python:
+	@command -v $(PYTHON) >/dev/null || { echo 'missing: Python 3.11 or later' \
+	    '(Debian, Ubuntu: apt-get install python3; Fedora: dnf install python3)'; exit 1; }
+
+$(VENV)/.created: | check-python
+	@$(CHECK_MACHINE) build venv
+	@echo '==> Creating a virtual environment in $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(SOURCES)
+	@echo '==> Building and installing tinyloop (compiles C and Cython, fetches what it needs)'
+	@$(PIP) install -qq $(if $(wildcard $(VENV)/.editable),--editable) .
+	@touch $@
+
+# The package is there already; this brings what its extras name.
+$(VENV)/.%-tools: $(VENV)/.installed
+	@echo '==> Fetching the tools for $*'
+	@$(PIP) install -qq 'tinyloop-py[$*]'
+	@touch $@
