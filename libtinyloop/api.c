@@ -44,12 +44,16 @@ static tl_status read_struct(void *own, size_t own_size, const void *given, cons
     size_t size;
     memcpy(&size, given, sizeof size);
     if (size < own_size)
-        return tl_fail(TL_STATUS_INVALID, "%s.size is %zu; it must be at least %zu (start from the "
-                       "INIT macro)", name, size, own_size);
+        return tl_fail(TL_STATUS_INVALID,
+                       "%s.size is %zu; it must be at least %zu (start from the "
+                       "INIT macro)",
+                       name, size, own_size);
     for (size_t i = own_size; i < size; i++)
         if (((const unsigned char *)given)[i] != 0)
-            return tl_fail(TL_STATUS_UNSUPPORTED, "%s has a field at byte %zu that this version, "
-                           "%s, does not know", name, i, tl_version_string());
+            return tl_fail(TL_STATUS_UNSUPPORTED,
+                           "%s has a field at byte %zu that this version, "
+                           "%s, does not know",
+                           name, i, tl_version_string());
     memcpy(own, given, own_size);
     return TL_STATUS_OK;
 }
@@ -87,14 +91,20 @@ static tl_status check_model_options(const tl_model_options *o)
         return tl_fail(TL_STATUS_INVALID, "device is %d; allowed are TL_DEVICE_AUTO, _CPU, _CUDA",
                        o->device);
     if (o->kv_mode < TL_KV_MODE_DEFAULT || o->kv_mode > TL_KV_MODE_FP32)
-        return tl_fail(TL_STATUS_INVALID, "kv_mode is %d; allowed are TL_KV_MODE_DEFAULT, _FP16, "
-                       "_FP32", o->kv_mode);
+        return tl_fail(TL_STATUS_INVALID,
+                       "kv_mode is %d; allowed are TL_KV_MODE_DEFAULT, _FP16, "
+                       "_FP32",
+                       o->kv_mode);
     if (o->threads < 0 || o->threads > 256)
-        return tl_fail(TL_STATUS_INVALID, "threads is %d; allowed are 1 to 256, and 0 for the "
-                       "default", o->threads);
+        return tl_fail(TL_STATUS_INVALID,
+                       "threads is %d; allowed are 1 to 256, and 0 for the "
+                       "default",
+                       o->threads);
     if (o->prefill_chunk < 0 || o->prefill_chunk > 4096)
-        return tl_fail(TL_STATUS_INVALID, "prefill_chunk is %d; allowed are 1 to 4096, and 0 for "
-                       "the default", o->prefill_chunk);
+        return tl_fail(TL_STATUS_INVALID,
+                       "prefill_chunk is %d; allowed are 1 to 4096, and 0 for "
+                       "the default",
+                       o->prefill_chunk);
     if (o->has_init_scale && !(o->init_scale >= 0 && o->init_scale <= 1e6))
         return tl_fail(TL_STATUS_INVALID, "init_scale is %g; it must be 0 to 1e6", o->init_scale);
     return TL_STATUS_OK;
@@ -275,9 +285,10 @@ tl_status tl_decode_with_kv_cache_capture(float *hidden, tl_kv_cache *kv, const 
     TL_TRY(engine_check_tokens(kv->model, "tokens", tokens, n_tokens));
     int64_t left = kv->model->max_seq_len - kv->sequence.length;
     if ((int64_t)n_tokens > left)
-        return tl_fail(TL_STATUS_INVALID, "%lld positions in the cache + %zu tokens is more than "
-                       "max_seq_len %lld", (long long)kv->sequence.length, n_tokens,
-                       (long long)kv->model->max_seq_len);
+        return tl_fail(TL_STATUS_INVALID,
+                       "%lld positions in the cache + %zu tokens is more than "
+                       "max_seq_len %lld",
+                       (long long)kv->sequence.length, n_tokens, (long long)kv->model->max_seq_len);
     return evaluate_extend(hidden, kv, tokens, n_tokens);
 }
 

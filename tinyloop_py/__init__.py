@@ -1,11 +1,11 @@
 """tinyloop: a runtime for looped (depth-recurrent) decoder language models.
 
-    import tinyloop_py as tl
+import tinyloop_py as tl
 
-    with tl.Model(tl.default_model_path()) as model:
-        pool = tl.PrefixPool(capacity=16)
-        model.register_prefix(pool, system_prompt_tokens)
-        tokens = model.generate_with_pool(pool, conversation_tokens, temperature=0.0)
+with tl.Model(tl.default_model_path()) as model:
+    pool = tl.PrefixPool(capacity=16)
+    model.register_prefix(pool, system_prompt_tokens)
+    tokens = model.generate_with_pool(pool, conversation_tokens, temperature=0.0)
 """
 
 from pathlib import Path

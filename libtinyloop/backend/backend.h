@@ -22,9 +22,9 @@ typedef struct batch_span {
     size_t first_row;
     size_t n_rows;
     int64_t first_position;
-    int64_t window;             /* 0: none */
-    const int32_t *tokens;      /* [n_rows] */
-    void *const *tables;        /* block addresses: plane p's begin at tables + p * table_stride */
+    int64_t window;        /* 0: none */
+    const int32_t *tokens; /* [n_rows] */
+    void *const *tables;   /* block addresses: plane p's begin at tables + p * table_stride */
     size_t table_stride;
 } batch_span;
 

@@ -9,13 +9,13 @@
 
 #define MEM_ALIGNMENT 64 /* bytes: a cache line, a vector register */
 
-void *mem_array(size_t n, size_t size);                         /* uninitialised; NULL on overflow */
-void *mem_zeroed(size_t n, size_t size);                        /* all zero */
-void *mem_aligned(size_t n, size_t size);                       /* at a multiple of MEM_ALIGNMENT */
-void *mem_grow(void *old, size_t n, size_t size);               /* realloc; `old` lives on failure */
-void mem_free(void *p);                                         /* any of the above, or NULL */
+void *mem_array(size_t n, size_t size);           /* uninitialised; NULL on overflow */
+void *mem_zeroed(size_t n, size_t size);          /* all zero */
+void *mem_aligned(size_t n, size_t size);         /* at a multiple of MEM_ALIGNMENT */
+void *mem_grow(void *old, size_t n, size_t size); /* realloc; `old` lives on failure */
+void mem_free(void *p);                           /* any of the above, or NULL */
 
-bool size_product(size_t *out, size_t a, size_t b);             /* false on overflow */
+bool size_product(size_t *out, size_t a, size_t b); /* false on overflow */
 bool size_sum(size_t *out, size_t a, size_t b);
 
 int64_t mem_live(void); /* allocations not yet freed */

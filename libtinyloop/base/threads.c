@@ -19,7 +19,7 @@ struct thread_pool {
     int n_started; /* workers that run; guarded by `busy` */
     pthread_t *workers;
     atomic_flag busy;
-    _Atomic uint32_t epoch; /* a region starts when it changes */
+    _Atomic uint32_t epoch;      /* a region starts when it changes */
     _Atomic uint32_t generation; /* a barrier opens when it changes */
     _Atomic uint32_t arrived;
     _Atomic uint32_t sleepers;

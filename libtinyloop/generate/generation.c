@@ -18,7 +18,7 @@ struct tl_stream {
     size_t n_prompt;
     size_t n_left; /* tokens that may still come */
     bool started;
-    int32_t last; /* the last token, not yet run through the layers */
+    int32_t last;     /* the last token, not yet run through the layers */
     int64_t position; /* of the next token */
     tl_kv_cache *kv;
     run_pass *pass;
@@ -32,9 +32,10 @@ static tl_status check_lengths(const tl_model *model, size_t n_prompt, int64_t m
 {
     if (max_tokens <= model->max_seq_len && (int64_t)n_prompt <= model->max_seq_len - max_tokens)
         return TL_STATUS_OK;
-    return tl_fail(TL_STATUS_INVALID, "%zu prompt tokens + max_tokens %lld is more than "
-                   "max_seq_len %lld", n_prompt, (long long)max_tokens,
-                   (long long)model->max_seq_len);
+    return tl_fail(TL_STATUS_INVALID,
+                   "%zu prompt tokens + max_tokens %lld is more than "
+                   "max_seq_len %lld",
+                   n_prompt, (long long)max_tokens, (long long)model->max_seq_len);
 }
 
 static tl_status resolve_key(generation *g, const tl_generate_options *options)
@@ -49,8 +50,10 @@ static tl_status resolve_key(generation *g, const tl_generate_options *options)
         return tl_fail(TL_STATUS_INVALID, "loops is %lld, but the prefix cache was built with %lld",
                        (long long)options->loops, (long long)kv->key.loops);
     if (options->cache_window != 0 && options->cache_window != kv->key.window)
-        return tl_fail(TL_STATUS_INVALID, "cache_window is %lld, but the prefix cache was built "
-                       "with %lld", (long long)options->cache_window, (long long)kv->key.window);
+        return tl_fail(TL_STATUS_INVALID,
+                       "cache_window is %lld, but the prefix cache was built "
+                       "with %lld",
+                       (long long)options->cache_window, (long long)kv->key.window);
     return TL_STATUS_OK;
 }
 
@@ -61,8 +64,8 @@ static tl_status check_source(generation *g, const generation_source *source,
     size_t n_cached = g->cache != NULL ? g->cache->n_tokens : 0;
     TL_TRY(generate_options_check(options, g->model));
     if (g->cache == NULL || source->n_tokens > 0)
-        TL_TRY(engine_check_tokens(g->model, g->cache != NULL ? "suffix" : "prompt",
-                                   source->tokens, source->n_tokens));
+        TL_TRY(engine_check_tokens(g->model, g->cache != NULL ? "suffix" : "prompt", source->tokens,
+                                   source->n_tokens));
     g->n_prompt = n_cached + source->n_tokens;
     return check_lengths(g->model, g->n_prompt, options->max_tokens);
 }
@@ -189,8 +192,7 @@ static tl_status start_plainly(generation *g)
 /* The pool saves time and nothing else: whatever fails in its path, the plain one follows. */
 static tl_status start_from_pool(generation *g)
 {
-    tl_prefix_cache *match =
-        prefix_pool_match(g->pool, g->model, g->prompt, g->n_prompt, g->key);
+    tl_prefix_cache *match = prefix_pool_match(g->pool, g->model, g->prompt, g->n_prompt, g->key);
     if (match == NULL) {
         engine_count(g->model, COUNT_POOL_MISS, 1);
         return start_plainly(g);

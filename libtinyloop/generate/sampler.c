@@ -15,8 +15,8 @@ typedef struct candidate {
 struct sampler {
     sampling sampling;
     size_t vocab;
-    bool *seen;             /* [vocab] */
-    candidate *candidates;  /* [vocab] */
+    bool *seen;            /* [vocab] */
+    candidate *candidates; /* [vocab] */
 };
 
 tl_status sampler_create(sampler **out, size_t vocab, sampling sampling)
@@ -102,7 +102,8 @@ static tl_status penalise(sampler *sampler, const float *logits, int64_t positio
     for (size_t i = 0; i < sampler->vocab; i++) {
         double value = logits[i];
         if (!isfinite(value))
-            return tl_fail(TL_STATUS_NUMERIC, "logit of token %zu at position %lld is %g; the "
+            return tl_fail(TL_STATUS_NUMERIC,
+                           "logit of token %zu at position %lld is %g; the "
                            "model's numbers overflowed (kv_mode fp32 has a wider range than fp16)",
                            i, (long long)position, value);
         if (sampler->seen[i] && penalty != 1.0) {

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KV_BLOCK 32  /* positions; also the position block of attention */
+#define KV_BLOCK 32   /* positions; also the position block of attention */
 #define KV_V_ALIGN 16 /* elements */
 
 typedef struct kv_layout {
@@ -35,15 +35,14 @@ static inline kv_layout kv_layout_make(int32_t mode, size_t element_size, size_t
 /* Byte offsets in a block. */
 static inline size_t kv_k_offset(const kv_layout *layout, size_t layer, size_t head)
 {
-    return layer * layout->layer_bytes +
-           head * layout->head_dim * KV_BLOCK * layout->element_size;
+    return layer * layout->layer_bytes + head * layout->head_dim * KV_BLOCK * layout->element_size;
 }
 
 static inline size_t kv_v_offset(const kv_layout *layout, size_t layer, size_t head)
 {
-    return layer * layout->layer_bytes + (layout->n_heads * layout->head_dim * KV_BLOCK +
-                                          head * KV_BLOCK * layout->v_stride) *
-                                             layout->element_size;
+    return layer * layout->layer_bytes +
+           (layout->n_heads * layout->head_dim * KV_BLOCK + head * KV_BLOCK * layout->v_stride) *
+               layout->element_size;
 }
 
 #endif

@@ -12,14 +12,14 @@
 typedef struct kv_sequence {
     kv_store *store;
     int n_planes;
-    int *plane_class;   /* [n_planes] class of the plane's blocks */
-    int64_t window;     /* 0: none */
-    int64_t length;     /* positions that are written */
+    int *plane_class; /* [n_planes] class of the plane's blocks */
+    int64_t window;   /* 0: none */
+    int64_t length;   /* positions that are written */
     size_t first_block;
     size_t n_blocks;
-    size_t capacity;    /* of the tables, blocks */
-    kv_block **blocks;  /* [n_planes][capacity] */
-    void **data;        /* [n_planes][capacity], the blocks' memory */
+    size_t capacity;   /* of the tables, blocks */
+    kv_block **blocks; /* [n_planes][capacity] */
+    void **data;       /* [n_planes][capacity], the blocks' memory */
 } kv_sequence;
 
 /* plane_class is copied. */

@@ -10,8 +10,8 @@
 typedef struct slab_class {
     size_t block_bytes;
     size_t blocks_per_slab;
-    kv_slab *slabs;      /* those with a free block; the others are found through their blocks */
-    size_t n_in_use;    /* blocks */
+    kv_slab *slabs;  /* those with a free block; the others are found through their blocks */
+    size_t n_in_use; /* blocks */
     size_t n_slabs;
     size_t n_idle_slabs; /* with no block in use */
 } slab_class;
@@ -93,8 +93,8 @@ static kv_slab *add_slab(kv_store *store, slab_class *class)
     slab->free_blocks = NULL;
     for (size_t i = n; i-- > 0;) {
         kv_block *block = &slab->blocks[i];
-        *block = (kv_block){0, slab, (char *)slab->data + i * class->block_bytes,
-                            slab->free_blocks};
+        *block =
+            (kv_block){0, slab, (char *)slab->data + i * class->block_bytes, slab->free_blocks};
         slab->free_blocks = block;
     }
     link_first(class, slab);

@@ -15,7 +15,10 @@ typedef struct int_rule {
     int64_t low, high;
 } int_rule;
 
-#define RULE(field, low, high) {#field, offsetof(model_config, field), low, high}
+#define RULE(field, low, high)                                                                     \
+    {                                                                                              \
+        #field, offsetof(model_config, field), low, high                                           \
+    }
 
 /* What is no sound file at all. */
 static const int_rule format_rules[] = {
@@ -83,7 +86,10 @@ typedef struct float_rule {
 } float_rule;
 
 static const float_rule float_rules[] = {
-#define FLOAT_RULE(field, value) {#field, offsetof(model_config, field), value}
+#define FLOAT_RULE(field, value)                                                                   \
+    {                                                                                              \
+        #field, offsetof(model_config, field), value                                               \
+    }
     FLOAT_RULE(qk_norm_eps, 0),    FLOAT_RULE(activation_scale, 1),
     FLOAT_RULE(rope_beta_fast, 0), FLOAT_RULE(rope_beta_slow, 0),
     FLOAT_RULE(embed_scale, 1),    FLOAT_RULE(rope_attention_factor, 0),
@@ -119,10 +125,10 @@ static tl_status check_ranges(const model_config *config)
         const int_rule *rule = &support_rules[i];
         int64_t value = int_field(config, rule->offset);
         if (value < rule->low || value > rule->high)
-            return tl_fail(TL_STATUS_UNSUPPORTED,
-                           "config field %s is %lld, which this version does not run (%lld to %lld)",
-                           rule->name, (long long)value, (long long)rule->low,
-                           (long long)rule->high);
+            return tl_fail(
+                TL_STATUS_UNSUPPORTED,
+                "config field %s is %lld, which this version does not run (%lld to %lld)",
+                rule->name, (long long)value, (long long)rule->low, (long long)rule->high);
     }
     for (size_t i = 0; i < sizeof float_rules / sizeof *float_rules; i++) {
         const float_rule *rule = &float_rules[i];
@@ -138,8 +144,10 @@ static tl_status check_ranges(const model_config *config)
 static tl_status check_shape(const model_config *c)
 {
     if (c->n_heads % c->n_kv_heads != 0)
-        return tl_fail(TL_STATUS_FORMAT, "config field n_heads is %lld; it must be a multiple of "
-                       "n_kv_heads, %lld", (long long)c->n_heads, (long long)c->n_kv_heads);
+        return tl_fail(TL_STATUS_FORMAT,
+                       "config field n_heads is %lld; it must be a multiple of "
+                       "n_kv_heads, %lld",
+                       (long long)c->n_heads, (long long)c->n_kv_heads);
     if (c->head_dim % 2 != 0)
         return tl_fail(TL_STATUS_FORMAT, "config field head_dim is %lld; it must be even",
                        (long long)c->head_dim);
@@ -155,19 +163,23 @@ static tl_status check_rope(const model_config *c)
         return tl_fail(TL_STATUS_FORMAT, "config field rope_theta is %g; it must be above 0",
                        c->rope_theta);
     if (c->rotary_dim != c->head_dim)
-        return tl_fail(TL_STATUS_UNSUPPORTED, "config field rotary_dim is %lld; this version "
-                       "rotates whole heads, %lld", (long long)c->rotary_dim,
-                       (long long)c->head_dim);
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "config field rotary_dim is %lld; this version "
+                       "rotates whole heads, %lld",
+                       (long long)c->rotary_dim, (long long)c->head_dim);
     if (c->rope_scaling == ROPE_SCALING_NONE)
         return TL_STATUS_OK;
     if (c->rope_scaling != ROPE_SCALING_LLAMA3)
-        return tl_fail(TL_STATUS_UNSUPPORTED, "config field rope_scaling is %lld, which this "
-                       "version does not run (0 none, 2 llama3)", (long long)c->rope_scaling);
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "config field rope_scaling is %lld, which this "
+                       "version does not run (0 none, 2 llama3)",
+                       (long long)c->rope_scaling);
     bool sound = c->rope_factor > 0 && isfinite(c->rope_factor) && c->rope_low_freq_factor > 0 &&
                  c->rope_high_freq_factor > c->rope_low_freq_factor &&
                  isfinite(c->rope_high_freq_factor) && c->rope_original_positions >= 1;
     if (!sound)
-        return tl_fail(TL_STATUS_FORMAT, "llama3 rope scaling needs rope_factor > 0, "
+        return tl_fail(TL_STATUS_FORMAT,
+                       "llama3 rope scaling needs rope_factor > 0, "
                        "0 < rope_low_freq_factor < rope_high_freq_factor and "
                        "rope_original_positions >= 1; the file has %g, %g, %g, %lld",
                        c->rope_factor, c->rope_low_freq_factor, c->rope_high_freq_factor,
@@ -181,29 +193,36 @@ static tl_status check_stages(const model_config *c)
     for (int64_t s = 0; s < CONFIG_MAX_STAGES; s++) {
         config_stage stage = config_stage_at(c, s);
         bool used = s < c->n_stages;
-        bool sound = used ? stage.first_layer == next_layer && stage.n_layers >= 1 &&
-                                stage.n_layers <= 65536 && (stage.looped & ~1) == 0 &&
-                                stage.end_norm >= 0 && stage.end_norm <= 2
-                          : !stage.first_layer && !stage.n_layers && !stage.looped &&
-                                !stage.end_norm;
+        bool sound =
+            used ? stage.first_layer == next_layer && stage.n_layers >= 1 &&
+                       stage.n_layers <= 65536 && (stage.looped & ~1) == 0 && stage.end_norm >= 0 &&
+                       stage.end_norm <= 2
+                 : !stage.first_layer && !stage.n_layers && !stage.looped && !stage.end_norm;
         if (!sound)
-            return tl_fail(TL_STATUS_FORMAT, "config stage %lld (first_layer %lld, n_layers %lld, "
+            return tl_fail(TL_STATUS_FORMAT,
+                           "config stage %lld (first_layer %lld, n_layers %lld, "
                            "looped %lld, end_norm %lld) is not sound: stages follow each other "
-                           "without gaps, and unused ones are zero", (long long)s,
-                           (long long)stage.first_layer, (long long)stage.n_layers,
+                           "without gaps, and unused ones are zero",
+                           (long long)s, (long long)stage.first_layer, (long long)stage.n_layers,
                            (long long)stage.looped, (long long)stage.end_norm);
         if (stage.end_norm == 2)
-            return tl_fail(TL_STATUS_UNSUPPORTED, "config field stage%lld_end_norm is 2 "
-                           "(weightless), which this version does not run", (long long)s);
+            return tl_fail(TL_STATUS_UNSUPPORTED,
+                           "config field stage%lld_end_norm is 2 "
+                           "(weightless), which this version does not run",
+                           (long long)s);
         next_layer += stage.n_layers;
         n_looped += stage.looped;
     }
     if (n_looped == 0 && (c->inject != INJECT_NONE || c->state_init != STATE_INIT_INPUT))
-        return tl_fail(TL_STATUS_FORMAT, "inject %lld and state_init %lld need a looped stage; "
-                       "the file has none", (long long)c->inject, (long long)c->state_init);
+        return tl_fail(TL_STATUS_FORMAT,
+                       "inject %lld and state_init %lld need a looped stage; "
+                       "the file has none",
+                       (long long)c->inject, (long long)c->state_init);
     if (n_looped > 1)
-        return tl_fail(TL_STATUS_UNSUPPORTED, "the file has %lld looped stages; this version runs "
-                       "at most one", (long long)n_looped);
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "the file has %lld looped stages; this version runs "
+                       "at most one",
+                       (long long)n_looped);
     return TL_STATUS_OK;
 }
 
@@ -211,19 +230,24 @@ static tl_status check_loops(const model_config *c)
 {
     bool zero_init = c->state_init == STATE_INIT_ZEROS;
     if (c->state_init != STATE_INIT_INPUT && !zero_init)
-        return tl_fail(TL_STATUS_UNSUPPORTED, "config field state_init is %lld, which this version "
-                       "does not run (0 the stage's input, 2 zeros)", (long long)c->state_init);
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "config field state_init is %lld, which this version "
+                       "does not run (0 the stage's input, 2 zeros)",
+                       (long long)c->state_init);
     if (c->inject == INJECT_ADD && c->inject_source != 1)
-        return tl_fail(TL_STATUS_UNSUPPORTED, "config field inject_source is %lld, which this "
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "config field inject_source is %lld, which this "
                        "version does not run (1, the prelude's output)",
                        (long long)c->inject_source);
     if (zero_init && c->inject == INJECT_NONE)
         return tl_fail(TL_STATUS_FORMAT, "state_init 2 (zeros) without an injection would make "
-                       "every output the same");
+                                         "every output the same");
     loop_limits limits = config_loop_limits(c);
     if (limits.minimum > limits.standard || limits.standard > limits.maximum)
-        return tl_fail(TL_STATUS_FORMAT, "loops_min %lld, loops_default %lld and loops_max %lld "
-                       "are not in order", (long long)limits.minimum, (long long)limits.standard,
+        return tl_fail(TL_STATUS_FORMAT,
+                       "loops_min %lld, loops_default %lld and loops_max %lld "
+                       "are not in order",
+                       (long long)limits.minimum, (long long)limits.standard,
                        (long long)limits.maximum);
     return TL_STATUS_OK;
 }

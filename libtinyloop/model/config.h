@@ -7,6 +7,7 @@
 #define CONFIG_MAX_STAGES 4
 
 /* I: signed 64-bit integer, F: double. The position in this list is the field's number. */
+/* clang-format off */
 #define CONFIG_FIELDS(I, F)                                                                        \
     I(vocab_size) I(hidden_size) I(n_heads) I(n_kv_heads) I(head_dim) I(ff_size)                   \
     I(max_positions) I(bos_id) I(pad_id)                                                           \
@@ -33,6 +34,7 @@
     I(loop_attention) I(loop_window) I(gate_input)                                                 \
     I(exit_mode) F(exit_threshold) I(exit_readout)                                                 \
     I(kv_policy_default) I(kv_policies_allowed) I(lora_rank) F(lora_alpha) I(loop_embed)
+/* clang-format on */
 
 #define CONFIG_COUNT_FIELD(name) +1
 enum { CONFIG_N_FIELDS = 0 CONFIG_FIELDS(CONFIG_COUNT_FIELD, CONFIG_COUNT_FIELD) };

@@ -118,34 +118,39 @@ static tl_status read_header(file_header *header, const model_file *file, const 
         return tl_fail(TL_STATUS_UNSUPPORTED, "%s has format version %u; this library reads 1",
                        path, read_u32(p + 8));
     if (read_u64(p + 16) != file->size)
-        return tl_fail(TL_STATUS_FORMAT, "%s has %zu bytes, but its header says %llu: it is cut "
-                       "off or was added to", path, file->size,
-                       (unsigned long long)read_u64(p + 16));
+        return tl_fail(TL_STATUS_FORMAT,
+                       "%s has %zu bytes, but its header says %llu: it is cut "
+                       "off or was added to",
+                       path, file->size, (unsigned long long)read_u64(p + 16));
     header->meta_size = read_u64(p + 24);
     if (header->meta_size < HEADER_SIZE || header->meta_size > file->size ||
         header->meta_size % TENSOR_ALIGNMENT != 0)
-        return tl_fail(TL_STATUS_FORMAT, "%s: meta_size %llu is outside the file or not a multiple "
-                       "of %d", path, (unsigned long long)header->meta_size, TENSOR_ALIGNMENT);
+        return tl_fail(TL_STATUS_FORMAT,
+                       "%s: meta_size %llu is outside the file or not a multiple "
+                       "of %d",
+                       path, (unsigned long long)header->meta_size, TENSOR_ALIGNMENT);
     uint32_t crc = crc32_update(0, p + 16, (size_t)header->meta_size - 16);
     if (crc != read_u32(p + 12))
-        return tl_fail(TL_STATUS_FORMAT, "%s is damaged: the checksum of its header and "
-                       "directories is %08x, not %08x", path, crc, read_u32(p + 12));
+        return tl_fail(TL_STATUS_FORMAT,
+                       "%s is damaged: the checksum of its header and "
+                       "directories is %08x, not %08x",
+                       path, crc, read_u32(p + 12));
     header->n_tensors = read_u64(p + 40);
     header->n_blobs = read_u64(p + 48);
     if (read_u64(p + 32) != CONFIG_N_FIELDS || header->n_tensors > MAX_TENSORS ||
         header->n_blobs > MAX_BLOBS || read_u64(p + 56) != 0)
-        return tl_fail(TL_STATUS_FORMAT, "%s: %llu config fields, %llu tensors, %llu blobs; "
-                       "allowed are exactly %d, at most %d and at most %d", path,
-                       (unsigned long long)read_u64(p + 32),
-                       (unsigned long long)header->n_tensors,
-                       (unsigned long long)header->n_blobs, CONFIG_N_FIELDS, MAX_TENSORS,
-                       MAX_BLOBS);
+        return tl_fail(TL_STATUS_FORMAT,
+                       "%s: %llu config fields, %llu tensors, %llu blobs; "
+                       "allowed are exactly %d, at most %d and at most %d",
+                       path, (unsigned long long)read_u64(p + 32),
+                       (unsigned long long)header->n_tensors, (unsigned long long)header->n_blobs,
+                       CONFIG_N_FIELDS, MAX_TENSORS, MAX_BLOBS);
     header->tensors_at = HEADER_SIZE + sizeof(model_config);
     header->blobs_at = header->tensors_at + (size_t)header->n_tensors * TENSOR_ENTRY_SIZE;
     header->contents_at = header->blobs_at + (size_t)header->n_blobs * BLOB_ENTRY_SIZE;
     if (header->contents_at > header->meta_size)
-        return tl_fail(TL_STATUS_FORMAT, "%s: its directories do not fit into meta_size %llu",
-                       path, (unsigned long long)header->meta_size);
+        return tl_fail(TL_STATUS_FORMAT, "%s: its directories do not fit into meta_size %llu", path,
+                       (unsigned long long)header->meta_size);
     return TL_STATUS_OK;
 }
 
@@ -208,9 +213,10 @@ static tl_status read_tensors(model_file *file, const file_header *header, const
                            path, tensor->name);
         uint64_t offset = read_u64(entry + 136);
         if (!next_part(&end, offset, tensor->size, TENSOR_ALIGNMENT, file->size))
-            return tl_fail(TL_STATUS_FORMAT, "%s: offset %llu of tensor %s (%zu bytes) is not the "
-                           "next free one, or outside the file", path, (unsigned long long)offset,
-                           tensor->name, tensor->size);
+            return tl_fail(TL_STATUS_FORMAT,
+                           "%s: offset %llu of tensor %s (%zu bytes) is not the "
+                           "next free one, or outside the file",
+                           path, (unsigned long long)offset, tensor->name, tensor->size);
         tensor->data = base + offset;
         tensor->crc = read_u32(entry + 152);
     }
@@ -230,6 +236,9 @@ static tl_status read_blobs(model_file *file, const file_header *header, const c
         if (!sound_name(entry, BLOB_NAME_SIZE))
             return tl_fail(TL_STATUS_FORMAT, "%s: blob %zu has no sound name", path, i);
         blob->name = (const char *)entry;
+        for (size_t j = 0; j < i; j++)
+            if (strcmp(file->blobs[j].name, blob->name) == 0)
+                return tl_fail(TL_STATUS_FORMAT, "%s has two blobs %s", path, blob->name);
         uint64_t offset = read_u64(entry + 48), size = read_u64(entry + 56);
         if (size == 0 || !next_part(&end, offset, size, BLOB_ALIGNMENT, header->meta_size))
             return tl_fail(TL_STATUS_FORMAT, "%s: offset %llu or size %llu of blob %s is wrong",
@@ -239,9 +248,10 @@ static tl_status read_blobs(model_file *file, const file_header *header, const c
     }
     uint64_t meta_size = (end + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
     if (meta_size != header->meta_size)
-        return tl_fail(TL_STATUS_FORMAT, "%s: the blobs end at byte %llu, which does not agree "
-                       "with meta_size %llu", path, (unsigned long long)end,
-                       (unsigned long long)header->meta_size);
+        return tl_fail(TL_STATUS_FORMAT,
+                       "%s: the blobs end at byte %llu, which does not agree "
+                       "with meta_size %llu",
+                       path, (unsigned long long)end, (unsigned long long)header->meta_size);
     return TL_STATUS_OK;
 }
 
@@ -251,8 +261,10 @@ static tl_status verify_tensors(const model_file *file, const char *path)
         const file_tensor *tensor = &file->tensors[i];
         uint32_t crc = crc32_update(0, tensor->data, tensor->size);
         if (crc != tensor->crc)
-            return tl_fail(TL_STATUS_FORMAT, "%s is damaged: the checksum of tensor %s is %08x, "
-                           "not %08x", path, tensor->name, crc, tensor->crc);
+            return tl_fail(TL_STATUS_FORMAT,
+                           "%s is damaged: the checksum of tensor %s is %08x, "
+                           "not %08x",
+                           path, tensor->name, crc, tensor->crc);
     }
     return TL_STATUS_OK;
 }

@@ -18,7 +18,8 @@ static void add_stage(model_plan *plan, const model_config *config, int s)
         add_step(plan, (plan_step){.kind = STEP_EMBED, .stage = s});
     bool inject = out->looped && config->inject == INJECT_ADD;
     if (inject)
-        add_step(plan, (plan_step){.kind = STEP_INIT, .stage = s,
+        add_step(plan, (plan_step){.kind = STEP_INIT,
+                                   .stage = s,
                                    .zeros = config->state_init == STATE_INIT_ZEROS});
     out->begin = plan->n_steps;
     if (inject)

@@ -21,7 +21,7 @@ typedef struct plan_step {
     int layer;    /* physical layer, of attention and MLP */
     int kv_layer; /* its place in the stage's KV blocks */
     int stage;
-    int zeros;    /* of STEP_INIT: the state starts from zeros, else it stays x */
+    int zeros; /* of STEP_INIT: the state starts from zeros, else it stays x */
 } plan_step;
 
 typedef struct plan_stage {

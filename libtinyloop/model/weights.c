@@ -34,8 +34,7 @@ static tl_status binder_init(tensor_binder *b, const model_file *file)
     qsort(b->by_name, file->n_tensors, sizeof *b->by_name, compare_names);
     for (size_t i = 1; i < file->n_tensors; i++)
         if (compare_names(&b->by_name[i - 1], &b->by_name[i]) == 0)
-            return tl_fail(TL_STATUS_FORMAT, "the file has two tensors %s",
-                           b->by_name[i]->name);
+            return tl_fail(TL_STATUS_FORMAT, "the file has two tensors %s", b->by_name[i]->name);
     return TL_STATUS_OK;
 }
 
@@ -49,13 +48,17 @@ static tl_status check_tensor(const file_tensor *tensor, int64_t rows, int64_t c
 {
     int n_dims = columns > 0 ? 2 : 1;
     if (tensor->n_dims != n_dims || tensor->shape[0] != rows || tensor->shape[1] != columns)
-        return tl_fail(TL_STATUS_FORMAT, "tensor %s has %d dimensions [%lld, %lld, ...]; the "
-                       "configuration asks for [%lld%s%.0lld]", tensor->name, tensor->n_dims,
-                       (long long)tensor->shape[0], (long long)tensor->shape[1], (long long)rows,
-                       columns > 0 ? ", " : "", (long long)columns);
+        return tl_fail(TL_STATUS_FORMAT,
+                       "tensor %s has %d dimensions [%lld, %lld, ...]; the "
+                       "configuration asks for [%lld%s%.0lld]",
+                       tensor->name, tensor->n_dims, (long long)tensor->shape[0],
+                       (long long)tensor->shape[1], (long long)rows, columns > 0 ? ", " : "",
+                       (long long)columns);
     if (tensor->dtype == DTYPE_I8)
-        return tl_fail(TL_STATUS_UNSUPPORTED, "tensor %s is int8, which this version does not run "
-                       "(float32, float16, bfloat16)", tensor->name);
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "tensor %s is int8, which this version does not run "
+                       "(float32, float16, bfloat16)",
+                       tensor->name);
     return TL_STATUS_OK;
 }
 
@@ -72,8 +75,8 @@ static const file_tensor *bind(tensor_binder *b, int64_t rows, int64_t columns, 
     va_end(args);
     file_tensor wanted = {.name = name};
     const file_tensor *key = &wanted;
-    const file_tensor **found = bsearch(&key, b->by_name, b->file->n_tensors,
-                                        sizeof *b->by_name, compare_names);
+    const file_tensor **found =
+        bsearch(&key, b->by_name, b->file->n_tensors, sizeof *b->by_name, compare_names);
     if (found == NULL) {
         b->status = tl_fail(TL_STATUS_FORMAT, "the file lacks tensor %s", name);
         return NULL;
@@ -102,8 +105,8 @@ static tl_status bind_all(model_weights *weights, tensor_binder *b)
 {
     const model_config *c = &b->file->config;
     weights->embed = bind(b, c->vocab_size, c->hidden_size, "embed.weight");
-    weights->head = c->tied_head ? weights->embed
-                                 : bind(b, c->vocab_size, c->hidden_size, "head.weight");
+    weights->head =
+        c->tied_head ? weights->embed : bind(b, c->vocab_size, c->hidden_size, "head.weight");
     weights->final_norm = bind(b, c->hidden_size, 0, "final_norm.weight");
     for (int64_t s = 0; s < c->n_stages; s++)
         if (config_stage_at(c, s).end_norm)
@@ -115,8 +118,10 @@ static tl_status bind_all(model_weights *weights, tensor_binder *b)
     for (size_t i = 0; i < b->file->n_tensors; i++) {
         const file_tensor *tensor = b->by_name[i];
         if (!b->bound[i])
-            return tl_fail(TL_STATUS_FORMAT, "the file has tensor %s, which its configuration "
-                           "does not call for", tensor->name);
+            return tl_fail(TL_STATUS_FORMAT,
+                           "the file has tensor %s, which its configuration "
+                           "does not call for",
+                           tensor->name);
         weights->n_parameters += (int64_t)(tensor->size / dtype_size(tensor->dtype));
     }
     return TL_STATUS_OK;
@@ -128,8 +133,10 @@ tl_status model_weights_bind(model_weights *weights, const model_file *file)
     size_t n_layers = (size_t)config_n_layers(&file->config);
     /* each layer needs tensors, so a wild n_layers ends here and not in a huge allocation */
     if (n_layers > file->n_tensors)
-        return tl_fail(TL_STATUS_FORMAT, "the configuration has %zu layers, but the file only %zu "
-                       "tensors", n_layers, file->n_tensors);
+        return tl_fail(TL_STATUS_FORMAT,
+                       "the configuration has %zu layers, but the file only %zu "
+                       "tensors",
+                       n_layers, file->n_tensors);
     weights->layers = mem_zeroed(n_layers, sizeof *weights->layers);
     if (weights->layers == NULL)
         return tl_fail_nomem("the layer table", n_layers * sizeof *weights->layers);

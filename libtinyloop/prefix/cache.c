@@ -10,7 +10,9 @@ static tl_status run_prefix(tl_prefix_cache *cache, tl_model *model, cache_key k
     size_t rows = cache->n_tokens < model->prefill_chunk ? cache->n_tokens : model->prefill_chunk;
     run_pass *pass;
     TL_TRY(run_pass_create(&pass, model, rows));
-    run_item item = {.kv = cache->kv, .tokens = cache->tokens, .n_tokens = cache->n_tokens,
+    run_item item = {.kv = cache->kv,
+                     .tokens = cache->tokens,
+                     .n_tokens = cache->n_tokens,
                      .last_hidden = cache->hidden};
     tl_status status = run_tokens(pass, &item, COUNT_PREFILLED);
     run_pass_destroy(pass);

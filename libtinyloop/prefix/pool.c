@@ -15,8 +15,8 @@ struct tl_prefix_pool {
     pthread_mutex_t lock;
     size_t capacity;
     size_t size;
-    size_t allocated;     /* of `heap` */
-    pool_entry **heap;    /* a binary heap: the next to be evicted is heap[0] */
+    size_t allocated;  /* of `heap` */
+    pool_entry **heap; /* a binary heap: the next to be evicted is heap[0] */
     prefix_index *index;
     uint64_t next_order;
     int64_t total_tokens;
@@ -186,8 +186,7 @@ tl_status prefix_pool_register(tl_prefix_pool *pool, tl_model *model, const int3
                                size_t n_tokens, cache_key key)
 {
     lock(pool);
-    bool known =
-        prefix_index_find(pool->index, space_of(model, key), tokens, n_tokens) != NULL;
+    bool known = prefix_index_find(pool->index, space_of(model, key), tokens, n_tokens) != NULL;
     unlock(pool);
     if (known)
         return TL_STATUS_OK;

@@ -75,8 +75,7 @@ static tl_status load_weights(tl_model *model, const model_file *file,
     return status;
 }
 
-static tl_status load_from(tl_model *model, const model_file *file,
-                           const tl_model_options *options)
+static tl_status load_from(tl_model *model, const model_file *file, const tl_model_options *options)
 {
     TL_TRY(config_check(&file->config));
     model->config = file->config;
@@ -93,7 +92,8 @@ static tl_status load_from(tl_model *model, const model_file *file,
     TL_TRY(copy_blobs(model, file));
     TL_TRY(find_end_ids(model));
     if (model->config.max_positions > 0 && model->max_seq_len > model->config.max_positions)
-        log_message(TL_LOG_WARNING, "max_seq_len %lld is above the %lld positions that the model "
+        log_message(TL_LOG_WARNING,
+                    "max_seq_len %lld is above the %lld positions that the model "
                     "was trained for; results beyond them may be poor",
                     (long long)model->max_seq_len, (long long)model->config.max_positions);
     return TL_STATUS_OK;
@@ -119,7 +119,7 @@ tl_status engine_load(tl_model **out, const char *path, const tl_model_options *
     *out = NULL;
     if (options->device == TL_DEVICE_CUDA)
         return tl_fail(TL_STATUS_UNSUPPORTED, "device cuda: this build of the library has no CUDA "
-                       "backend; use auto or cpu");
+                                              "backend; use auto or cpu");
     int32_t kv_mode;
     TL_TRY(kv_mode_resolve(&kv_mode, options->kv_mode));
     tl_model *model = mem_zeroed(1, sizeof *model);
@@ -178,8 +178,10 @@ tl_status engine_resolve(cache_key *key, tl_model *model, int64_t loops, int64_t
                        (long long)window);
     if (limits->max_trained > 0 && loops > limits->max_trained &&
         !atomic_exchange(&model->warned_loops, true))
-        log_message(TL_LOG_WARNING, "loops %lld is above the %lld that the model was trained for; "
-                    "results may be poor", (long long)loops, (long long)limits->max_trained);
+        log_message(TL_LOG_WARNING,
+                    "loops %lld is above the %lld that the model was trained for; "
+                    "results may be poor",
+                    (long long)loops, (long long)limits->max_trained);
     *key = (cache_key){loops, window};
     return TL_STATUS_OK;
 }

@@ -40,9 +40,8 @@ tl_status evaluate_logits(float *logits, tl_model *model, const int32_t *tokens,
     TL_TRY(begin(&kv, &pass, model, n_tokens, key));
     size_t row = (size_t)model->config.hidden_size * sizeof(float);
     float *hidden = mem_array(run_pass_rows(pass), row);
-    tl_status status = hidden != NULL
-                           ? logits_by_chunks(logits, pass, kv, tokens, n_tokens, hidden)
-                           : tl_fail_nomem("final states", run_pass_rows(pass) * row);
+    tl_status status = hidden != NULL ? logits_by_chunks(logits, pass, kv, tokens, n_tokens, hidden)
+                                      : tl_fail_nomem("final states", run_pass_rows(pass) * row);
     mem_free(hidden);
     run_pass_destroy(pass);
     kv_cache_release(kv);
@@ -55,7 +54,10 @@ tl_status evaluate_states(float *states, tl_model *model, const int32_t *tokens,
     tl_kv_cache *kv;
     run_pass *pass;
     TL_TRY(begin(&kv, &pass, model, n_tokens, key));
-    run_item item = {.kv = kv, .tokens = tokens, .n_tokens = n_tokens, .states = states,
+    run_item item = {.kv = kv,
+                     .tokens = tokens,
+                     .n_tokens = n_tokens,
+                     .states = states,
                      .states_stride = n_tokens * (size_t)model->config.hidden_size};
     tl_status status = run_tokens(pass, &item, COUNT_PREFILLED);
     run_pass_destroy(pass);

@@ -9,10 +9,10 @@ typedef struct run_item {
     tl_kv_cache *kv;       /* extended by n_tokens */
     const int32_t *tokens; /* checked by the caller */
     size_t n_tokens;
-    float *hidden;         /* NULL, or [n_tokens, hidden]: final states, before the final norm */
-    float *last_hidden;    /* NULL, or [hidden]: of the last token */
-    float *states;         /* NULL, or the core's state after each loop, [n_tokens, hidden] at */
-    size_t states_stride;  /* states + loop * states_stride */
+    float *hidden;        /* NULL, or [n_tokens, hidden]: final states, before the final norm */
+    float *last_hidden;   /* NULL, or [hidden]: of the last token */
+    float *states;        /* NULL, or the core's state after each loop, [n_tokens, hidden] at */
+    size_t states_stride; /* states + loop * states_stride */
 } run_item;
 
 /* The buffers of a pass; belongs to one call at a time. */

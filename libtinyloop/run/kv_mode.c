@@ -42,20 +42,25 @@ tl_status kv_mode_resolve(int32_t *mode, int32_t option)
     for (const char *request = first; request != NULL; request = request == first ? second : NULL) {
         int length = (int)strcspn(request, "=");
         if (!is_known(request, (size_t)length))
-            return tl_fail(TL_STATUS_INVALID, "environment variable %.*s is no KV mode; there are "
-                           "%s, %s and %s", length, request, known_modes[0], known_modes[1],
-                           known_modes[2]);
+            return tl_fail(TL_STATUS_INVALID,
+                           "environment variable %.*s is no KV mode; there are "
+                           "%s, %s and %s",
+                           length, request, known_modes[0], known_modes[1], known_modes[2]);
     }
     if (second != NULL)
-        return tl_fail(TL_STATUS_INVALID, "environment variables %.*s and %.*s contradict each "
-                       "other: set one", (int)strcspn(first, "="), first,
-                       (int)strcspn(second, "="), second);
+        return tl_fail(TL_STATUS_INVALID,
+                       "environment variables %.*s and %.*s contradict each "
+                       "other: set one",
+                       (int)strcspn(first, "="), first, (int)strcspn(second, "="), second);
     if (first != NULL && option != TL_KV_MODE_DEFAULT)
-        return tl_fail(TL_STATUS_INVALID, "environment variable %.*s and kv_mode %s contradict "
-                       "each other: set one", (int)strcspn(first, "="), first,
+        return tl_fail(TL_STATUS_INVALID,
+                       "environment variable %.*s and kv_mode %s contradict "
+                       "each other: set one",
+                       (int)strcspn(first, "="), first,
                        option == TL_KV_MODE_FP16 ? "fp16" : "fp32");
     if (first != NULL)
-        return tl_fail(TL_STATUS_UNSUPPORTED, "environment variable %.*s asks for a KV mode that "
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "environment variable %.*s asks for a KV mode that "
                        "this version does not have; unset it for fp16, or ask for kv_mode fp32",
                        (int)strcspn(first, "="), first);
     *mode = option == TL_KV_MODE_DEFAULT ? TL_KV_MODE_FP16 : option;

@@ -10,8 +10,8 @@ os.environ["TINYLOOP_DEBUG_POISON_KV"] = "1"
 
 import numpy as np
 import pytest
-from checkpoints import small_refdesk, tensor_shapes
 from checkpoints import save_checkpoint as save
+from checkpoints import small_refdesk, tensor_shapes
 from safetensors.numpy import load_file
 
 import tinyloop_py as tl

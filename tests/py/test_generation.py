@@ -205,7 +205,7 @@ def test_edges_of_the_ranges_are_allowed(tiny):
 
 
 def test_lengths(tiny):
-    with pytest.raises(RuntimeError, match="8 prompt tokens.*249.*256"):
+    with pytest.raises(RuntimeError, match=r"8 prompt tokens.*249.*256"):
         tiny.generate(PROMPT, 249)
     with pytest.raises(ValueError, match="prompt has 257 tokens; max_seq_len is 256"):
         tiny.generate([1] * 257, 0)
@@ -222,7 +222,7 @@ def test_not_finite_logits(tiny_path, tmp_path):
     with tl.Model(broken, max_seq_len=256) as model:
         with pytest.raises(tl.Error, match="position 8"):
             model.generate(PROMPT, 3)
-        with pytest.raises(tl.Error, match="checksum of tensor final_norm.weight"):
+        with pytest.raises(tl.Error, match=r"checksum of tensor final_norm\.weight"):
             tl.Model(broken, max_seq_len=256, verify=True)
 
 
@@ -294,7 +294,7 @@ def test_prefix_cache_arguments(tiny, tiny_path):
             tiny.generate_from_prefix_cache(cache, None, 1, cache_window=window)
     with pytest.raises(ValueError, match=r"suffix\[1\] is 99"):
         tiny.generate_from_prefix_cache(cache, [1, 99])
-    with pytest.raises(RuntimeError, match="9 prompt tokens.*248.*256"):
+    with pytest.raises(RuntimeError, match=r"9 prompt tokens.*248.*256"):
         tiny.generate_from_prefix_cache(cache, [1], 248)
     with pytest.raises(TypeError, match="PrefixCache"):
         tiny.generate_from_prefix_cache(PROMPT)
@@ -451,8 +451,7 @@ def test_signatures():
     )
     assert text["register_prefix"] == "(self, pool, tokens, loops=None, cache_window=0)"
     assert text["generate_with_pool"].startswith(
-        "(self, pool, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50, "
-        "cache_window=0"
+        "(self, pool, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50, cache_window=0"
     )
     assert text["build_prefix_cache"] == "(self, tokens, loops=None, cache_window=0)"
 

@@ -168,7 +168,7 @@ def test_longest_wins_and_a_longer_entry_never_helps_a_shorter_prompt(tiny):
     tiny.register_prefix(pool, a)
     tiny.register_prefix(pool, a + b)
     for _ in range(2):
-        for prompt, prefilled in ((a, 0), (a + b, 0), (a + b + [8], 1), (a + [5, 6, 0], 3)):
+        for prompt, prefilled in ((a, 0), (a + b, 0), (a + b + [8], 1), ([*a, 5, 6, 0], 3)):
             expected = tiny.generate(prompt, 20, temperature=0.0)
             got, done = work(
                 tiny,
@@ -269,7 +269,7 @@ def test_closed_model(tiny_path):
 
 def test_lengths_beyond_max_seq_len(tiny):
     pool = tl.PrefixPool()
-    with pytest.raises(RuntimeError, match="200 prompt tokens.*57.*256"):
+    with pytest.raises(RuntimeError, match=r"200 prompt tokens.*57.*256"):
         tiny.generate_with_pool(pool, [1] * 200, max_tokens=57)
 
 

@@ -38,8 +38,7 @@ static void store_head(const backend_model *model, const plan_step *step, const 
 }
 
 /* Rotates q and k and stores k and v; lanes share (row, head) pairs. */
-static void rotate_and_store(backend_pass *pass, const plan_step *step, int plane,
-                             const lane *self)
+static void rotate_and_store(backend_pass *pass, const plan_step *step, int plane, const lane *self)
 {
     const backend_model *model = pass->model;
     size_t hd = model->head_dim, heads = model->n_heads + model->n_kv_heads;
@@ -56,8 +55,8 @@ static void rotate_and_store(backend_pass *pass, const plan_step *step, int plan
             attention_row at = {
                 .qkv = pass->qkv + row * qkv_width,
                 .cos_sin = model->rope + (size_t)position * hd,
-                .block = span->tables[(size_t)plane * span->table_stride +
-                                      (size_t)position / KV_BLOCK],
+                .block =
+                    span->tables[(size_t)plane * span->table_stride + (size_t)position / KV_BLOCK],
                 .slot = (size_t)position % KV_BLOCK,
             };
             if (head < model->n_heads)
@@ -108,8 +107,8 @@ static void attend_all(backend_pass *pass, const plan_step *step, int plane, con
         const batch_span *span = &pass->spans[s];
         size_t n_queries = span->n_rows * group;
         for (size_t first = 0; first < n_queries; first += CPU_ATTEND_QUERIES) {
-            size_t n = n_queries - first < CPU_ATTEND_QUERIES ? n_queries - first
-                                                              : CPU_ATTEND_QUERIES;
+            size_t n =
+                n_queries - first < CPU_ATTEND_QUERIES ? n_queries - first : CPU_ATTEND_QUERIES;
             for (size_t head = 0; head < model->n_kv_heads; head++, task++)
                 if (task % (size_t)self->count == (size_t)self->index)
                     attend_tile(pass, step, plane, span, head, first, n);

@@ -199,8 +199,9 @@ static tl_status pass_create(backend_pass **out, backend_model *model, size_t ma
     if (!pass->x || !pass->e || !pass->normed || !pass->qkv || !pass->mixed || !pass->gate ||
         !pass->up) {
         pass_destroy(pass);
-        return tl_fail_nomem("a forward pass", max_rows * (3 * model->hidden + qkv_width + q_width +
-                                                           2 * model->ff) * sizeof(float));
+        return tl_fail_nomem("a forward pass",
+                             max_rows * (3 * model->hidden + qkv_width + q_width + 2 * model->ff) *
+                                 sizeof(float));
     }
     *out = pass;
     return TL_STATUS_OK;

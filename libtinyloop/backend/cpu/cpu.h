@@ -61,8 +61,7 @@ typedef struct cpu_kernels {
     void (*attend)(const attend_args *args);
 
     /* n floats as stored in a KV block, `stride` elements apart. */
-    void (*store_kv)(void *to, const float *from, size_t n, size_t stride,
-                     const kv_layout *layout);
+    void (*store_kv)(void *to, const float *from, size_t n, size_t stride, const kv_layout *layout);
 } cpu_kernels;
 
 extern const cpu_kernels cpu_kernels_portable;
@@ -141,8 +140,7 @@ void cpu_read_rows(backend_pass *pass, size_t first, size_t n, float *out, const
 void cpu_write_rows(backend_pass *pass, size_t n, const float *in, const lane *self);
 void cpu_head(backend_pass *pass, size_t n, float *logits, const lane *self);
 /* out = norm of rows [0, n) of x, then a barrier. */
-void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n,
-                   const lane *self);
+void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n, const lane *self);
 /* This lane's panels of y = w x, or y += w x, over rows [0, n_rows); no barrier. */
 void cpu_linear(const backend_pass *pass, const cpu_matrix *w, const float *x, float *y, bool add,
                 size_t n_rows, const lane *self);

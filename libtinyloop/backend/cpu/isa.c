@@ -13,10 +13,9 @@ tl_status cpu_kernels_choose(const cpu_kernels **out)
     /* fastest first */
     const isa_choice choices[] = {
 #if defined(__x86_64__)
-        {&cpu_kernels_avx512, __builtin_cpu_supports("avx512f") &&
-                                  __builtin_cpu_supports("avx512bw") &&
-                                  __builtin_cpu_supports("avx512dq") &&
-                                  __builtin_cpu_supports("avx512vl")},
+        {&cpu_kernels_avx512,
+         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
         {&cpu_kernels_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                                 __builtin_cpu_supports("f16c")},
 #endif

@@ -115,8 +115,8 @@ SIMD_INLINE void linear_rows(tensor_dtype dtype, const cpu_matrix *w, size_t pan
                              size_t x_stride, size_t n_rows, float *y, size_t y_stride, bool add)
 {
 #define TILE(rows)                                                                                 \
-    for (; n_rows >= (rows); n_rows -= (rows), x += (rows) * x_stride, y += (rows) * y_stride)     \
-        linear_tile(dtype, rows, 1, w, panel, x, x_stride, y, y_stride, add)
+    for (; n_rows >= (rows); n_rows -= (rows), x += (rows)*x_stride, y += (rows)*y_stride)         \
+    linear_tile(dtype, rows, 1, w, panel, x, x_stride, y, y_stride, add)
     TILE(TILE_ROWS);
 #if TILE_ROWS > 4
     TILE(4);
@@ -341,7 +341,7 @@ SIMD_INLINE void score_block(int32_t mode, const attend_args *args, const void *
     size_t n = args->n_queries, head_dim = args->layout->head_dim;
 #define SCORE(count)                                                                               \
     for (; n >= (count); n -= (count), queries += (count), scores += (count))                      \
-        score_queries(mode, count, queries, k, head_dim, scores)
+    score_queries(mode, count, queries, k, head_dim, scores)
     SCORE(TILE_QUERIES);
 #if TILE_QUERIES > 4
     SCORE(4);

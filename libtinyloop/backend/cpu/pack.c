@@ -1,6 +1,6 @@
+#include "backend/cpu/cpu.h"
 #include "base/half.h"
 #include "base/memory.h"
-#include "backend/cpu/cpu.h"
 
 #include <string.h>
 
@@ -90,8 +90,8 @@ tl_status cpu_matrix_pack(cpu_matrix *matrix, const file_tensor *const *tensors,
     }
     matrix->n_panels = (matrix->rows + CPU_PANEL - 1) / CPU_PANEL;
     size_t element_bytes = dtype_size(matrix->dtype);
-    bool fits = size_product(&matrix->panel_bytes, padded_columns(matrix),
-                             CPU_PANEL * element_bytes);
+    bool fits =
+        size_product(&matrix->panel_bytes, padded_columns(matrix), CPU_PANEL * element_bytes);
     matrix->data = fits ? mem_aligned(matrix->n_panels, matrix->panel_bytes) : NULL;
     if (matrix->data == NULL) {
         size_t bytes = matrix->n_panels * matrix->panel_bytes;
@@ -126,8 +126,8 @@ void cpu_matrix_row(const cpu_matrix *matrix, size_t row, float *out)
         else if (matrix->dtype == DTYPE_F16)
             out[c] = float_from_f16(((const uint16_t *)panel)[c * CPU_PANEL + i]);
         else
-            out[c] = float_from_bf16(
-                ((const uint16_t *)panel)[(c / 2 * CPU_PANEL + i) * 2 + c % 2]);
+            out[c] =
+                float_from_bf16(((const uint16_t *)panel)[(c / 2 * CPU_PANEL + i) * 2 + c % 2]);
     }
 }
 

@@ -26,8 +26,7 @@ tl_status cpu_rope_table(float **out, const model_config *config, int64_t n_posi
     if (table == NULL)
         return tl_fail_nomem("the rotary table", (size_t)n_positions * pairs * 2 * sizeof *table);
     for (size_t i = 0; i < pairs; i++) {
-        double frequency =
-            pow(config->rope_theta, -2.0 * (double)i / (double)config->rotary_dim);
+        double frequency = pow(config->rope_theta, -2.0 * (double)i / (double)config->rotary_dim);
         if (config->rope_scaling == ROPE_SCALING_LLAMA3)
             frequency = llama3_frequency(config, frequency);
         for (size_t p = 0; p < (size_t)n_positions; p++) {

@@ -20,10 +20,22 @@
 typedef __m512 vf;
 typedef __m512i vi;
 
-SIMD_INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
-SIMD_INLINE vf vf_set1(float a) { return _mm512_set1_ps(a); }
-SIMD_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
-SIMD_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+SIMD_INLINE vf vf_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+SIMD_INLINE vf vf_set1(float a)
+{
+    return _mm512_set1_ps(a);
+}
+SIMD_INLINE vf vf_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+SIMD_INLINE void vf_store(float *p, vf a)
+{
+    _mm512_storeu_ps(p, a);
+}
 SIMD_INLINE vf vf_load_n(const float *p, size_t n)
 {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
@@ -32,13 +44,34 @@ SIMD_INLINE void vf_store_n(float *p, vf a, size_t n)
 {
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
 }
-SIMD_INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
-SIMD_INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-SIMD_INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-SIMD_INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-SIMD_INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
-SIMD_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
-SIMD_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+SIMD_INLINE vf vf_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+SIMD_INLINE vf vf_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+SIMD_INLINE vf vf_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+SIMD_INLINE vf vf_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+SIMD_INLINE vf vf_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+SIMD_INLINE vf vf_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+SIMD_INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
 SIMD_INLINE vf vf_round(vf a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -62,24 +95,46 @@ SIMD_INLINE void vf_store_f16(uint16_t *p, vf a)
     _mm256_storeu_si256((__m256i *)p,
                         _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-SIMD_INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
-SIMD_INLINE vf vf_bf16_low(vi a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+SIMD_INLINE vi vi_load(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+SIMD_INLINE vf vf_bf16_low(vi a)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
+}
 SIMD_INLINE vf vf_bf16_high(vi a)
 {
     return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32((int)0xFFFF0000u)));
 }
-SIMD_INLINE void vf_split(vf a, float out[16]) { _mm512_storeu_ps(out, a); }
+SIMD_INLINE void vf_split(vf a, float out[16])
+{
+    _mm512_storeu_ps(out, a);
+}
 
 #elif defined(SIMD_AVX2)
 
 #include <immintrin.h>
 
-typedef struct vf { __m256 a, b; } vf;
-typedef struct vi { __m256i a, b; } vi;
+typedef struct vf {
+    __m256 a, b;
+} vf;
+typedef struct vi {
+    __m256i a, b;
+} vi;
 
-SIMD_INLINE vf vf_zero(void) { return (vf){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-SIMD_INLINE vf vf_set1(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-SIMD_INLINE vf vf_load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+SIMD_INLINE vf vf_zero(void)
+{
+    return (vf){_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
+SIMD_INLINE vf vf_set1(float x)
+{
+    return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)};
+}
+SIMD_INLINE vf vf_load(const float *p)
+{
+    return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 SIMD_INLINE void vf_store(float *p, vf v)
 {
     _mm256_storeu_ps(p, v.a);
@@ -97,12 +152,30 @@ SIMD_INLINE void vf_store_n(float *p, vf v, size_t n)
     vf_store(lanes, v);
     memcpy(p, lanes, n * sizeof *p);
 }
-SIMD_INLINE vf vf_add(vf x, vf y) { return (vf){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-SIMD_INLINE vf vf_sub(vf x, vf y) { return (vf){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-SIMD_INLINE vf vf_mul(vf x, vf y) { return (vf){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-SIMD_INLINE vf vf_div(vf x, vf y) { return (vf){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-SIMD_INLINE vf vf_min(vf x, vf y) { return (vf){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
-SIMD_INLINE vf vf_max(vf x, vf y) { return (vf){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+SIMD_INLINE vf vf_add(vf x, vf y)
+{
+    return (vf){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+SIMD_INLINE vf vf_sub(vf x, vf y)
+{
+    return (vf){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+}
+SIMD_INLINE vf vf_mul(vf x, vf y)
+{
+    return (vf){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+SIMD_INLINE vf vf_div(vf x, vf y)
+{
+    return (vf){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)};
+}
+SIMD_INLINE vf vf_min(vf x, vf y)
+{
+    return (vf){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)};
+}
+SIMD_INLINE vf vf_max(vf x, vf y)
+{
+    return (vf){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
 SIMD_INLINE vf vf_fma(vf x, vf y, vf z)
 {
     return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
@@ -117,11 +190,14 @@ SIMD_INLINE __m256 simd_exp2i_half(__m256 n)
     __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
 }
-SIMD_INLINE vf vf_exp2i(vf n) { return (vf){simd_exp2i_half(n.a), simd_exp2i_half(n.b)}; }
+SIMD_INLINE vf vf_exp2i(vf n)
+{
+    return (vf){simd_exp2i_half(n.a), simd_exp2i_half(n.b)};
+}
 SIMD_INLINE __m256 simd_select_half(int first, int begin, int end, __m256 inside, __m256 outside)
 {
-    __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                                    _mm256_set1_epi32(first));
+    __m256i lane =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first));
     __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)),
                                   _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
     return _mm256_blendv_ps(outside, inside, _mm256_castsi256_ps(in));
@@ -159,12 +235,19 @@ SIMD_INLINE vf vf_bf16_high(vi x)
     return (vf){_mm256_castsi256_ps(_mm256_and_si256(x.a, mask)),
                 _mm256_castsi256_ps(_mm256_and_si256(x.b, mask))};
 }
-SIMD_INLINE void vf_split(vf v, float out[16]) { vf_store(out, v); }
+SIMD_INLINE void vf_split(vf v, float out[16])
+{
+    vf_store(out, v);
+}
 
 #else /* SIMD_PORTABLE */
 
-typedef struct vf { float lane[16]; } vf;
-typedef struct vi { uint32_t lane[16]; } vi;
+typedef struct vf {
+    float lane[16];
+} vf;
+typedef struct vi {
+    uint32_t lane[16];
+} vi;
 
 #define SIMD_EACH(expression)                                                                      \
     vf r;                                                                                          \
@@ -172,18 +255,54 @@ typedef struct vi { uint32_t lane[16]; } vi;
         r.lane[i] = (expression);                                                                  \
     return r
 
-SIMD_INLINE vf vf_set1(float x) { SIMD_EACH(x); }
-SIMD_INLINE vf vf_zero(void) { return vf_set1(0.0f); }
-SIMD_INLINE vf vf_load(const float *p) { SIMD_EACH(p[i]); }
-SIMD_INLINE void vf_store(float *p, vf v) { memcpy(p, v.lane, sizeof v.lane); }
-SIMD_INLINE vf vf_load_n(const float *p, size_t n) { SIMD_EACH((size_t)i < n ? p[i] : 0.0f); }
-SIMD_INLINE void vf_store_n(float *p, vf v, size_t n) { memcpy(p, v.lane, n * sizeof *p); }
-SIMD_INLINE vf vf_add(vf x, vf y) { SIMD_EACH(x.lane[i] + y.lane[i]); }
-SIMD_INLINE vf vf_sub(vf x, vf y) { SIMD_EACH(x.lane[i] - y.lane[i]); }
-SIMD_INLINE vf vf_mul(vf x, vf y) { SIMD_EACH(x.lane[i] * y.lane[i]); }
-SIMD_INLINE vf vf_div(vf x, vf y) { SIMD_EACH(x.lane[i] / y.lane[i]); }
-SIMD_INLINE vf vf_min(vf x, vf y) { SIMD_EACH(x.lane[i] < y.lane[i] ? x.lane[i] : y.lane[i]); }
-SIMD_INLINE vf vf_max(vf x, vf y) { SIMD_EACH(x.lane[i] > y.lane[i] ? x.lane[i] : y.lane[i]); }
+SIMD_INLINE vf vf_set1(float x)
+{
+    SIMD_EACH(x);
+}
+SIMD_INLINE vf vf_zero(void)
+{
+    return vf_set1(0.0f);
+}
+SIMD_INLINE vf vf_load(const float *p)
+{
+    SIMD_EACH(p[i]);
+}
+SIMD_INLINE void vf_store(float *p, vf v)
+{
+    memcpy(p, v.lane, sizeof v.lane);
+}
+SIMD_INLINE vf vf_load_n(const float *p, size_t n)
+{
+    SIMD_EACH((size_t)i < n ? p[i] : 0.0f);
+}
+SIMD_INLINE void vf_store_n(float *p, vf v, size_t n)
+{
+    memcpy(p, v.lane, n * sizeof *p);
+}
+SIMD_INLINE vf vf_add(vf x, vf y)
+{
+    SIMD_EACH(x.lane[i] + y.lane[i]);
+}
+SIMD_INLINE vf vf_sub(vf x, vf y)
+{
+    SIMD_EACH(x.lane[i] - y.lane[i]);
+}
+SIMD_INLINE vf vf_mul(vf x, vf y)
+{
+    SIMD_EACH(x.lane[i] * y.lane[i]);
+}
+SIMD_INLINE vf vf_div(vf x, vf y)
+{
+    SIMD_EACH(x.lane[i] / y.lane[i]);
+}
+SIMD_INLINE vf vf_min(vf x, vf y)
+{
+    SIMD_EACH(x.lane[i] < y.lane[i] ? x.lane[i] : y.lane[i]);
+}
+SIMD_INLINE vf vf_max(vf x, vf y)
+{
+    SIMD_EACH(x.lane[i] > y.lane[i] ? x.lane[i] : y.lane[i]);
+}
 #if defined(FP_FAST_FMAF)
 SIMD_INLINE
 #else /* sixteen calls of fmaf(): once is enough code */
@@ -193,7 +312,10 @@ vf vf_fma(vf x, vf y, vf z)
 {
     SIMD_EACH(__builtin_fmaf(x.lane[i], y.lane[i], z.lane[i]));
 }
-SIMD_INLINE vf vf_round(vf x) { SIMD_EACH(rintf(x.lane[i])); }
+SIMD_INLINE vf vf_round(vf x)
+{
+    SIMD_EACH(rintf(x.lane[i]));
+}
 SIMD_INLINE vf vf_exp2i(vf n)
 {
     /* a NaN has no integer; what it multiplies is NaN already */
@@ -204,7 +326,10 @@ SIMD_INLINE vf vf_select(size_t begin, size_t end, vf inside, vf outside)
 {
     SIMD_EACH((size_t)i >= begin && (size_t)i < end ? inside.lane[i] : outside.lane[i]);
 }
-SIMD_INLINE vf vf_load_f16(const uint16_t *p) { SIMD_EACH(float_from_f16(p[i])); }
+SIMD_INLINE vf vf_load_f16(const uint16_t *p)
+{
+    SIMD_EACH(float_from_f16(p[i]));
+}
 SIMD_INLINE void vf_store_f16(uint16_t *p, vf v)
 {
     for (int i = 0; i < 16; i++)
@@ -216,9 +341,18 @@ SIMD_INLINE vi vi_load(const void *p)
     memcpy(r.lane, p, sizeof r.lane);
     return r;
 }
-SIMD_INLINE vf vf_bf16_low(vi x) { SIMD_EACH(float_from_bits(x.lane[i] << 16)); }
-SIMD_INLINE vf vf_bf16_high(vi x) { SIMD_EACH(float_from_bits(x.lane[i] & 0xFFFF0000u)); }
-SIMD_INLINE void vf_split(vf v, float out[16]) { vf_store(out, v); }
+SIMD_INLINE vf vf_bf16_low(vi x)
+{
+    SIMD_EACH(float_from_bits(x.lane[i] << 16));
+}
+SIMD_INLINE vf vf_bf16_high(vi x)
+{
+    SIMD_EACH(float_from_bits(x.lane[i] & 0xFFFF0000u));
+}
+SIMD_INLINE void vf_split(vf v, float out[16])
+{
+    vf_store(out, v);
+}
 
 #endif
 

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-void cpu_linear(const backend_pass *pass, const cpu_matrix *w, const float *x, float *y,
-                bool add, size_t n_rows, const lane *self)
+void cpu_linear(const backend_pass *pass, const cpu_matrix *w, const float *x, float *y, bool add,
+                size_t n_rows, const lane *self)
 {
     size_t begin, end;
     lane_share(self, w->n_panels, &begin, &end);
