@@ -107,9 +107,13 @@ SIMD_INLINE vf vf_bf16_high(vi a)
 {
     return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32((int)0xFFFF0000u)));
 }
-SIMD_INLINE void vf_split(vf a, float out[16])
+SIMD_INLINE __m256 vf_low_half(vf a)
 {
-    _mm512_storeu_ps(out, a);
+    return _mm512_castps512_ps256(a);
+}
+SIMD_INLINE __m256 vf_high_half(vf a)
+{
+    return _mm512_extractf32x8_ps(a, 1);
 }
 
 #elif defined(SIMD_AVX2)
@@ -235,9 +239,13 @@ SIMD_INLINE vf vf_bf16_high(vi x)
     return (vf){_mm256_castsi256_ps(_mm256_and_si256(x.a, mask)),
                 _mm256_castsi256_ps(_mm256_and_si256(x.b, mask))};
 }
-SIMD_INLINE void vf_split(vf v, float out[16])
+SIMD_INLINE __m256 vf_low_half(vf v)
 {
-    vf_store(out, v);
+    return v.a;
+}
+SIMD_INLINE __m256 vf_high_half(vf v)
+{
+    return v.b;
 }
 
 #else /* SIMD_PORTABLE */
@@ -349,35 +357,47 @@ SIMD_INLINE vf vf_bf16_high(vi x)
 {
     SIMD_EACH(float_from_bits(x.lane[i] & 0xFFFF0000u));
 }
-SIMD_INLINE void vf_split(vf v, float out[16])
+
+#endif
+
+/* Lanes i and i + 8, then i + 4, + 2, + 1. */
+#if defined(SIMD_PORTABLE)
+
+SIMD_INLINE float vf_sum(vf v)
 {
-    vf_store(out, v);
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            v.lane[i] += v.lane[i + half];
+    return v.lane[0];
+}
+SIMD_INLINE float vf_largest(vf v)
+{
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            v.lane[i] = v.lane[i] > v.lane[i + half] ? v.lane[i] : v.lane[i + half];
+    return v.lane[0];
+}
+
+#else
+
+SIMD_INLINE float vf_sum(vf v)
+{
+    __m256 eight = _mm256_add_ps(vf_low_half(v), vf_high_half(v));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+SIMD_INLINE float vf_largest(vf v)
+{
+    __m256 eight = _mm256_max_ps(vf_low_half(v), vf_high_half(v));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
 #endif
 
 /* ---- the same code on every set ---- */
-
-/* Lanes i and i + 8, then i + 4, + 2, + 1. */
-SIMD_INLINE float vf_sum(vf v)
-{
-    float lane[16];
-    vf_split(v, lane);
-    for (int half = 8; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] += lane[i + half];
-    return lane[0];
-}
-
-SIMD_INLINE float vf_largest(vf v)
-{
-    float lane[16];
-    vf_split(v, lane);
-    for (int half = 8; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-    return lane[0];
-}
 
 /* e^x within 2 units in the last place; below -87.3 it stays at e^-87.3, above 88.3 at e^88.3.
  * x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so r is exact enough), and e^r by its
