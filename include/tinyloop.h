@@ -321,7 +321,8 @@ TL_API tl_status tl_stream_create_from_prefix_cache(tl_stream **out, tl_model *m
                                                     size_t n_suffix,
                                                     const tl_generate_options *options);
 
-/* *token: the next id, or -1 at the end. After a failure the stream is at its end. */
+/* *token: the next id, or -1 at the end. A failure (CLOSED if the model was closed meanwhile)
+ * leaves the stream at its end. */
 TL_API tl_status tl_stream_next(int32_t *token, tl_stream *stream);
 
 /* At any time; frees what the generation held. */

@@ -306,14 +306,8 @@ static tl_status generate(int32_t *tokens, size_t capacity, size_t *n_tokens, tl
 {
     tl_generate_options own;
     TL_TRY(read_generate_options(&own, options));
-    if (own.max_tokens > 0) {
-        NOT_NULL(tokens);
-        if ((uint64_t)own.max_tokens > capacity)
-            return tl_fail(TL_STATUS_INVALID, "capacity is %zu ids; max_tokens %lld needs as many",
-                           capacity, (long long)own.max_tokens);
-    }
     TL_TRY(engine_check_open(model, function));
-    return generation_run(tokens, n_tokens, model, source, &own);
+    return generation_run(tokens, capacity, n_tokens, model, source, &own);
 }
 
 tl_status tl_generate(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_model *model,
@@ -397,7 +391,7 @@ tl_status tl_stream_next(int32_t *token, tl_stream *stream)
     NOT_NULL(token);
     *token = -1;
     NOT_NULL(stream);
-    return generation_next(token, stream);
+    return generation_stream_next(token, stream);
 }
 
 void tl_stream_release(tl_stream *stream)

@@ -124,6 +124,10 @@ cdef extern from "tinyloop.h" nogil:
         tl_token_callback on_token
         void *user
 
+    tl_status tl_generate(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_model *model,
+                          const int32_t *prompt, size_t n_prompt,
+                          const tl_generate_options *options)
+
     ctypedef struct tl_prefix_cache:
         pass
     ctypedef struct tl_prefix_cache_info:
@@ -137,6 +141,10 @@ cdef extern from "tinyloop.h" nogil:
                                     const tl_cache_options *options)
     tl_status tl_prefix_cache_get_info(tl_prefix_cache_info *info, const tl_prefix_cache *cache)
     void tl_prefix_cache_release(tl_prefix_cache *cache)
+    tl_status tl_generate_from_prefix_cache(int32_t *tokens, size_t capacity, size_t *n_tokens,
+                                            tl_model *model, tl_prefix_cache *cache,
+                                            const int32_t *suffix, size_t n_suffix,
+                                            const tl_generate_options *options)
 
     ctypedef struct tl_prefix_pool:
         pass
@@ -151,14 +159,15 @@ cdef extern from "tinyloop.h" nogil:
                                       const int32_t *tokens, size_t n_tokens,
                                       const tl_cache_options *options)
 
+    tl_status tl_prefix_pool_generate(int32_t *tokens, size_t capacity, size_t *n_tokens,
+                                      tl_prefix_pool *pool, tl_model *model,
+                                      const int32_t *prompt, size_t n_prompt,
+                                      const tl_generate_options *options)
+
     ctypedef struct tl_stream:
         pass
     tl_status tl_stream_create(tl_stream **out, tl_model *model, tl_prefix_pool *pool,
                                const int32_t *prompt, size_t n_prompt,
                                const tl_generate_options *options)
-    tl_status tl_stream_create_from_prefix_cache(tl_stream **out, tl_model *model,
-                                                 tl_prefix_cache *cache, const int32_t *suffix,
-                                                 size_t n_suffix,
-                                                 const tl_generate_options *options)
     tl_status tl_stream_next(int32_t *token, tl_stream *stream)
     void tl_stream_release(tl_stream *stream)

@@ -82,6 +82,7 @@ cdef class Options:
 
     cdef tl_generate_options c
     cdef const int32_t[::1] stops
+    cdef object interruption  # what a signal handler raised during the call
 
     def __cinit__(self, max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
                   repetition_penalty, seed, stop_token_ids):
@@ -108,6 +109,16 @@ cdef class Options:
                 self.c.stop_tokens = &self.stops[0]
 
 
+cdef int32_t check_signals(void *user, int32_t token) noexcept with gil:
+    """After each token of a generation: non-zero ends it, so that Ctrl-C does within a step."""
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        (<Options> user).interruption = error
+        return 1
+    return 0
+
+
 cdef int32_t no_token = 0
 
 
@@ -117,6 +128,13 @@ cdef const int32_t *first(const int32_t[::1] tokens) noexcept:
 
 
 # ---- model ------------------------------------------------------------------------------------
+
+cdef tl_model_info get_info(tl_model *model) except *:
+    cdef tl_model_info info
+    info.size = sizeof(tl_model_info)
+    check(tl_model_get_info(&info, model), "info")
+    return info
+
 
 _DEVICES = {"auto": TL_DEVICE_AUTO, "cpu": TL_DEVICE_CPU, "cuda": TL_DEVICE_CUDA}
 _KV_MODES = {None: TL_KV_MODE_DEFAULT, "fp16": TL_KV_MODE_FP16, "fp32": TL_KV_MODE_FP32}
@@ -232,11 +250,9 @@ cdef class Model:
     def info(self):
         """What the model is, as a new dict: sizes, loops (default, range, trained maximum), KV
         bytes a position needs outside the loops and in each loop, device, kv_mode, threads."""
-        cdef tl_model_info info
-        info.size = sizeof(tl_model_info)
         if self.handle == NULL:
             raise closed_error("info")
-        check(tl_model_get_info(&info, self.handle), "info")
+        cdef tl_model_info info = get_info(self.handle)
         return {
             "vocab_size": info.vocab_size,
             "hidden_size": info.hidden_size,
@@ -305,12 +321,14 @@ cdef class Model:
         cdef size_t n = ids.shape[0]
         cdef const int32_t *data = first(ids)
         cdef tl_model *model = self.use("logits")
+        cdef tl_model_info info
         cdef float[:, ::1] view
         cdef float *out_data = NULL
         cdef float nothing = 0
         try:
-            out = np.empty((n if n <= self.info["max_seq_len"] else 0, self.info["vocab_size"]),
-                           np.float32)
+            info = get_info(model)
+            fits = n <= <size_t> info.max_seq_len
+            out = np.empty((n if fits else 0, info.vocab_size), np.float32)
             view = out
             out_data = &view[0, 0] if view.shape[0] > 0 else &nothing
             with nogil:
@@ -330,14 +348,15 @@ cdef class Model:
         cdef size_t n = ids.shape[0]
         cdef const int32_t *data = first(ids)
         cdef tl_model *model = self.use("states")
+        cdef tl_model_info info
         cdef float[:, :, ::1] view
         cdef float *out_data = NULL
         cdef float nothing = 0
         try:
-            info = self.info
-            n_loops = options.loops or info["loops_default"]
-            fits = n <= info["max_seq_len"] and n_loops <= info["loops_max"]
-            out = np.empty((n_loops if fits else 0, n if fits else 0, info["hidden_size"]),
+            info = get_info(model)
+            n_loops = options.loops or info.loops_default
+            fits = n <= <size_t> info.max_seq_len and n_loops <= info.loops_max
+            out = np.empty((n_loops if fits else 0, n if fits else 0, info.hidden_size),
                            np.float32)
             view = out
             out_data = &view[0, 0, 0] if view.size > 0 else &nothing
@@ -376,8 +395,7 @@ cdef class Model:
         """
         options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
                           repetition_penalty, seed, stop_token_ids)
-        ids = as_tokens("prompt", prompt)
-        return ids.tolist() + open_stream(self, pool, ids, options, "generate").rest()
+        return run_generation(self, pool, as_tokens("prompt", prompt), options, "generate")
 
     def generate_with_pool(self, pool, prompt, max_tokens=128, loops=None, temperature=1.0,
                            top_k=50, cache_window=0, *, top_p=1.0, min_p=0.0,
@@ -389,7 +407,7 @@ cdef class Model:
         options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
                           repetition_penalty, seed, stop_token_ids)
         ids = as_tokens("prompt", prompt)
-        return ids.tolist() + open_stream(self, pool, ids, options, "generate_with_pool").rest()
+        return run_generation(self, pool, ids, options, "generate_with_pool")
 
     def generate_stream(self, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50,
                         cache_window=0, *, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
@@ -420,8 +438,8 @@ cdef class Model:
                           prefix.match_window(cache_window), top_p, min_p, repetition_penalty,
                           seed, stop_token_ids)
         ids = as_tokens("suffix", () if suffix is None else suffix)
-        stream = open_stream_from_cache(self, prefix, ids, options, "generate_from_prefix_cache")
-        return prefix.tokens.tolist() + ids.tolist() + stream.rest()
+        return prefix.tokens.tolist() + run_generation(self, prefix, ids, options,
+                                                       "generate_from_prefix_cache")
 
     # ---- prefixes ----
 
@@ -592,7 +610,7 @@ def decode_with_kv_cache_capture(kv, tokens):
     cdef tl_model *model = (<Model> cache.model).use("decode_with_kv_cache_capture")
     cdef float[::1] view
     try:
-        hidden = np.empty((<Model> cache.model).info["hidden_size"], np.float32)
+        hidden = np.empty(get_info(model).hidden_size, np.float32)
         view = hidden
         cache.begin()
         with nogil:
@@ -626,7 +644,7 @@ cdef class PrefixCache:
             with nogil:
                 tl_prefix_cache_release(handle)
 
-    cdef tl_prefix_cache_info get_info(self) except *:
+    cdef tl_prefix_cache_info own_info(self) except *:
         cdef tl_prefix_cache_info info
         info.size = sizeof(tl_prefix_cache_info)
         check(tl_prefix_cache_get_info(&info, self.handle), "PrefixCache")
@@ -634,7 +652,7 @@ cdef class PrefixCache:
 
     cdef object match_window(self, object cache_window):
         """None is the cache's own window; in Python 0 is a window that may differ from it."""
-        own = self.get_info().cache_window
+        own = self.own_info().cache_window
         if cache_window is None:
             return own
         given = as_integer("cache_window", cache_window, 0, MAX_INT64)
@@ -645,24 +663,24 @@ cdef class PrefixCache:
 
     def length(self):
         """Number of tokens."""
-        return self.get_info().length
+        return self.own_info().length
 
     def __len__(self):
-        return self.get_info().length
+        return self.own_info().length
 
     def bytes(self):
         """Bytes of its KV blocks, final hidden state and token ids."""
-        return self.get_info().bytes
+        return self.own_info().bytes
 
     @property
     def loops(self):
         """Times the core ran."""
-        return self.get_info().loops
+        return self.own_info().loops
 
     @property
     def cache_window(self):
         """0: none."""
-        return self.get_info().cache_window
+        return self.own_info().cache_window
 
 
 cdef class PrefixPool:
@@ -705,7 +723,53 @@ cdef class PrefixPool:
                 f"{self.total_cached_tokens()} cached tokens>")
 
 
-# ---- streams ----------------------------------------------------------------------------------
+# ---- generations ------------------------------------------------------------------------------
+
+cdef tl_prefix_pool *pool_handle(object pool) except? NULL:
+    if pool is not None and not isinstance(pool, PrefixPool):
+        raise failure(ArgumentTypeError, f"pool is {pool!r}; it must be a PrefixPool or None")
+    return NULL if pool is None else (<PrefixPool> pool).handle
+
+
+cdef list run_generation(Model model, object source, object ids, Options options, str method):
+    """The ids and what is generated after them; `source` is a PrefixPool, a PrefixCache or None."""
+    cdef const int32_t[::1] prompt = ids
+    cdef const int32_t *data = first(prompt)
+    cdef size_t n = prompt.shape[0], n_generated = 0, capacity
+    cdef tl_prefix_cache *cache = NULL
+    cdef tl_prefix_pool *pool = NULL
+    cdef tl_status status
+    if isinstance(source, PrefixCache):
+        cache = (<PrefixCache> source).handle
+    else:
+        pool = pool_handle(source)
+    cdef tl_model *handle = model.use(method)
+    cdef int32_t[::1] view
+    try:
+        # above max_seq_len the library refuses before it writes
+        capacity = min(options.c.max_tokens, get_info(handle).max_seq_len)
+        generated = np.empty(max(capacity, 1), np.int32)
+        view = generated
+        options.c.on_token = check_signals
+        options.c.user = <void *> options
+        with nogil:
+            if cache != NULL:
+                status = tl_generate_from_prefix_cache(&view[0], capacity, &n_generated, handle,
+                                                       cache, data, n, &options.c)
+            elif pool != NULL:
+                status = tl_prefix_pool_generate(&view[0], capacity, &n_generated, pool, handle,
+                                                 data, n, &options.c)
+            else:
+                status = tl_generate(&view[0], capacity, &n_generated, handle, data, n,
+                                     &options.c)
+        if options.interruption is not None:
+            raise options.interruption
+        check(status, method)
+    finally:
+        with nogil:
+            tl_model_release(handle)
+    return ids.tolist() + generated[:n_generated].tolist()
+
 
 cdef class TokenStream:
     """The tokens of one generation, in order. For one thread at a time."""
@@ -764,21 +828,10 @@ cdef class TokenStream:
         check(status, self.method)
         return token
 
-    cdef list rest(self):
-        tokens = []
-        cdef int32_t token = self.next_token()
-        while token >= 0:
-            tokens.append(token)
-            PyErr_CheckSignals()
-            token = self.next_token()
-        return tokens
-
 
 cdef TokenStream open_stream(Model model, object pool, const int32_t[::1] prompt, Options options,
                              str method):
-    if pool is not None and not isinstance(pool, PrefixPool):
-        raise failure(ArgumentTypeError, f"pool is {pool!r}; it must be a PrefixPool or None")
-    cdef tl_prefix_pool *pool_handle = NULL if pool is None else (<PrefixPool> pool).handle
+    cdef tl_prefix_pool *shared = pool_handle(pool)
     cdef TokenStream stream = TokenStream.__new__(TokenStream, _token=_PRIVATE)
     cdef const int32_t *data = first(prompt)
     cdef size_t n = prompt.shape[0]
@@ -786,23 +839,7 @@ cdef TokenStream open_stream(Model model, object pool, const int32_t[::1] prompt
     cdef tl_model *handle = model.use(method)
     stream.method = method
     with nogil:
-        status = tl_stream_create(&stream.handle, handle, pool_handle, data, n, &options.c)
-        tl_model_release(handle)
-    check(status, method)
-    return stream
-
-
-cdef TokenStream open_stream_from_cache(Model model, PrefixCache cache, const int32_t[::1] suffix,
-                                        Options options, str method):
-    cdef TokenStream stream = TokenStream.__new__(TokenStream, _token=_PRIVATE)
-    cdef const int32_t *data = first(suffix)
-    cdef size_t n = suffix.shape[0]
-    cdef tl_status status
-    cdef tl_model *handle = model.use(method)
-    stream.method = method
-    with nogil:
-        status = tl_stream_create_from_prefix_cache(&stream.handle, handle, cache.handle, data, n,
-                                                    &options.c)
+        status = tl_stream_create(&stream.handle, handle, shared, data, n, &options.c)
         tl_model_release(handle)
     check(status, method)
     return stream

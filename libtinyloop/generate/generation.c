@@ -227,7 +227,6 @@ static bool is_stop(const generation *g, int32_t token)
 
 static tl_status compute_next(generation *g)
 {
-    TL_TRY(engine_check_open(g->model, "generate"));
     TL_TRY(g->started ? feed(g, &g->last, 1, COUNT_DECODED) : start(g));
     g->started = true;
     if (g->pass == NULL) /* a full hit: no layer has run */
@@ -257,12 +256,30 @@ tl_status generation_next(int32_t *token, generation *g)
     return TL_STATUS_OK;
 }
 
-tl_status generation_run(int32_t *tokens, size_t *n_tokens, tl_model *model,
+tl_status generation_stream_next(int32_t *token, generation *g)
+{
+    tl_status status = g->n_left > 0 ? engine_check_open(g->model, "tl_stream_next") : TL_STATUS_OK;
+    if (status == TL_STATUS_OK)
+        return generation_next(token, g);
+    *token = -1;
+    let_go(g);
+    return status;
+}
+
+tl_status generation_run(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_model *model,
                          const generation_source *source, const tl_generate_options *options)
 {
     *n_tokens = 0;
     generation *g;
     TL_TRY(generation_create(&g, model, source, options));
+    if (g->n_left > capacity || (g->n_left > 0 && tokens == NULL)) {
+        generation_destroy(g);
+        return tl_fail(TL_STATUS_INVALID,
+                       "tokens is %s with a capacity of %zu ids; max_tokens "
+                       "%lld needs as many",
+                       tokens == NULL ? "NULL" : "an array", capacity,
+                       (long long)options->max_tokens);
+    }
     tl_status status;
     int32_t token;
     while ((status = generation_next(&token, g)) == TL_STATUS_OK && token >= 0) {

@@ -24,8 +24,12 @@ void generation_destroy(generation *generation);
 /* The next token, or -1 at the end. After a failure the generation is at its end. */
 tl_status generation_next(int32_t *token, generation *generation);
 
-/* All of it into tokens [options.max_tokens], with options.on_token after each. */
-tl_status generation_run(int32_t *tokens, size_t *n_tokens, tl_model *model,
+/* As a call of its own: CLOSED, and the end, if the model was closed meanwhile. */
+tl_status generation_stream_next(int32_t *token, generation *generation);
+
+/* All of it into tokens [capacity], with options.on_token after each. INVALID if the capacity is
+ * below options.max_tokens. */
+tl_status generation_run(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_model *model,
                          const generation_source *source, const tl_generate_options *options);
 
 #endif
