@@ -3,7 +3,7 @@
  *
  * A pass is one forward pass's rows: the activations of a batch. Row r of a pass is one token of
  * one sequence. A walk runs inside backend_ops.run, on every lane of the backend at once; all
- * lanes call the same steps in the same order, and a step ends with everybody's work visible. */
+ * lanes call the same steps in the same order; a step is one or more phases of base/threads.h. */
 #ifndef TL_BACKEND_H
 #define TL_BACKEND_H
 
@@ -54,15 +54,14 @@ typedef struct backend_ops {
     void (*pass_begin)(backend_pass *pass, const batch_span *spans, size_t n_spans);
 
     void (*run)(backend_model *model, lane_function walk, void *arg);
-    void (*step[STEP_KINDS])(backend_pass *pass, const plan_step *step, int plane,
-                             const lane *self);
+    void (*step[STEP_KINDS])(backend_pass *pass, const plan_step *step, int plane, lane *self);
 
     /* x of rows [first, first + n) to or from float32 [n, hidden] of the host. */
-    void (*read_rows)(backend_pass *pass, size_t first, size_t n, float *out, const lane *self);
-    void (*write_rows)(backend_pass *pass, size_t n, const float *in, const lane *self);
+    void (*read_rows)(backend_pass *pass, size_t first, size_t n, float *out, lane *self);
+    void (*write_rows)(backend_pass *pass, size_t n, const float *in, lane *self);
 
     /* Final norm and head of rows [0, n): float32 [n, vocab] of the host. */
-    void (*head)(backend_pass *pass, size_t n, float *logits, const lane *self);
+    void (*head)(backend_pass *pass, size_t n, float *logits, lane *self);
 } backend_ops;
 
 extern const backend_ops cpu_backend;

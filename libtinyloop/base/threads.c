@@ -12,21 +12,25 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 2000 /* about 50 microseconds before a waiter sleeps */
+#define SPINS 2000        /* about 50 microseconds before a waiter sleeps */
+#define PIECES_PER_LANE 8 /* enough for an even share, few enough to cost little */
 
 struct thread_pool {
     int n_lanes;
     int n_started; /* workers that run; guarded by `busy` */
     pthread_t *workers;
     atomic_flag busy;
-    _Atomic uint32_t epoch;      /* a region starts when it changes */
-    _Atomic uint32_t generation; /* a barrier opens when it changes */
-    _Atomic uint32_t arrived;
     _Atomic uint32_t sleepers;
     bool stopping;
     lane_function function;
     void *arg;
-    thread_pool *next; /* in all_pools */
+    uint32_t first_phase;       /* of the region */
+    _Atomic uint32_t epoch;     /* a region starts when it changes */
+    _Atomic uint32_t leaving;   /* workers that have left the region */
+    _Atomic uint64_t ticket;    /* phase << 32 | next piece of that phase */
+    _Atomic uint32_t n_done;    /* pieces of the phase that are done */
+    _Atomic uint32_t completed; /* phases that are done */
+    thread_pool *next;          /* in all_pools */
 };
 
 /* ---- waiting ---- */
@@ -61,51 +65,91 @@ static void change(thread_pool *pool, _Atomic uint32_t *word)
         syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-void lane_barrier(const lane *self)
+/* ---- phases ---- */
+
+/* One region of a single lane: the phase is one piece. */
+static bool next_alone(lane *self, size_t n, size_t *begin, size_t *end)
 {
-    if (self->count == 1)
-        return;
-    thread_pool *pool = self->pool;
-    uint32_t generation = atomic_load(&pool->generation);
-    if (atomic_fetch_add(&pool->arrived, 1) + 1 == (uint32_t)self->count) {
-        atomic_store(&pool->arrived, 0);
-        change(pool, &pool->generation);
-    } else {
-        wait_for_change(pool, &pool->generation, generation);
+    self->alone_done = !self->alone_done;
+    *begin = 0;
+    *end = n;
+    return self->alone_done;
+}
+
+/* A piece of the lane's phase; false if all are given out or the phase is over. */
+static bool take_piece(thread_pool *pool, const lane *self, uint32_t n_pieces, uint32_t *piece)
+{
+    uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+    for (;;) {
+        if ((uint32_t)(ticket >> 32) != self->phase || (uint32_t)ticket >= n_pieces)
+            return false;
+        if (atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket + 1,
+                                                  memory_order_acq_rel, memory_order_acquire)) {
+            *piece = (uint32_t)ticket;
+            return true;
+        }
     }
 }
 
-void lane_share(const lane *self, size_t n, size_t *begin, size_t *end)
+/* The lane that finishes the last piece opens the next phase. */
+static void finish_piece(thread_pool *pool, const lane *self, uint32_t n_pieces)
 {
-    size_t count = (size_t)self->count, index = (size_t)self->index;
-    size_t each = n / count, extra = n % count;
-    *begin = index * each + (index < extra ? index : extra);
-    *end = *begin + each + (index < extra ? 1 : 0);
+    if (atomic_fetch_add(&pool->n_done, 1) + 1 < n_pieces)
+        return;
+    atomic_store(&pool->n_done, 0);
+    atomic_store(&pool->ticket, (uint64_t)(self->phase + 1) << 32);
+    change(pool, &pool->completed);
+}
+
+bool lane_next(lane *self, size_t n, size_t least, size_t *begin, size_t *end)
+{
+    if (n == 0)
+        return false;
+    if (self->count == 1)
+        return next_alone(self, n, begin, end);
+    thread_pool *pool = self->pool;
+    size_t share = ((size_t)self->count * PIECES_PER_LANE) * least;
+    size_t size = (n + share - 1) / share * least;
+    uint32_t n_pieces = (uint32_t)((n + size - 1) / size), piece;
+    if (self->holding)
+        finish_piece(pool, self, n_pieces);
+    self->holding = take_piece(pool, self, n_pieces, &piece);
+    if (self->holding) {
+        *begin = piece * size;
+        *end = *begin + size < n ? *begin + size : n;
+        return true;
+    }
+    /* phases complete one by one, so `completed` is this phase's number until it is done */
+    wait_for_change(pool, &pool->completed, self->phase);
+    self->phase++;
+    return false;
 }
 
 /* ---- workers ---- */
 
 typedef struct worker_start {
     thread_pool *pool;
-    int index;
-    int count;
     uint32_t epoch;
 } worker_start;
+
+/* Phases are counted on from region to region; every lane leaves with the same count. */
+static void run_region(thread_pool *pool, uint32_t phase)
+{
+    lane self = {.pool = pool, .count = pool->n_lanes, .phase = phase};
+    pool->function(pool->arg, &self);
+}
 
 static void *worker_main(void *arg)
 {
     worker_start start = *(worker_start *)arg;
     mem_free(arg);
     thread_pool *pool = start.pool;
-    lane self = {start.index, start.count, pool};
-    uint32_t seen = start.epoch;
-    for (;;) {
+    for (uint32_t seen = start.epoch;; seen++) {
         wait_for_change(pool, &pool->epoch, seen);
-        seen++;
         if (pool->stopping)
             return NULL;
-        pool->function(pool->arg, &self);
-        lane_barrier(&self);
+        run_region(pool, pool->first_phase);
+        change(pool, &pool->leaving);
     }
 }
 
@@ -114,7 +158,7 @@ static bool start_worker(thread_pool *pool, int index)
     worker_start *start = mem_array(1, sizeof *start);
     if (start == NULL)
         return false;
-    *start = (worker_start){pool, index, pool->n_lanes, atomic_load(&pool->epoch)};
+    *start = (worker_start){pool, atomic_load(&pool->epoch)};
     /* Signals belong to the program's own threads. */
     sigset_t all, old;
     sigfillset(&all);
@@ -126,7 +170,7 @@ static bool start_worker(thread_pool *pool, int index)
     return !failed;
 }
 
-/* All or none: a region needs the lane count that its barriers were made for. */
+/* All or none: a region waits for every lane to leave. */
 static bool start_workers(thread_pool *pool)
 {
     while (pool->n_started < pool->n_lanes - 1) {
@@ -168,8 +212,10 @@ static void after_fork_in_child(void)
 {
     for (thread_pool *pool = all_pools; pool != NULL; pool = pool->next) {
         pool->n_started = 0;
-        atomic_store(&pool->arrived, 0);
         atomic_store(&pool->sleepers, 0);
+        atomic_store(&pool->n_done, 0);
+        atomic_store(&pool->completed, 0);
+        atomic_store(&pool->ticket, 0);
         atomic_flag_clear(&pool->busy);
     }
     pthread_mutex_unlock(&pools_lock);
@@ -232,20 +278,30 @@ int thread_pool_size(const thread_pool *pool)
     return pool->n_lanes;
 }
 
+/* The workers may still be on their way through phases that others have done: what the region
+ * uses must outlive them. */
+static void wait_for_workers(thread_pool *pool, uint32_t before)
+{
+    uint32_t all = before + (uint32_t)pool->n_lanes - 1;
+    for (uint32_t now = atomic_load(&pool->leaving); now != all; now = atomic_load(&pool->leaving))
+        wait_for_change(pool, &pool->leaving, now);
+}
+
 void thread_pool_run(thread_pool *pool, lane_function function, void *arg)
 {
-    lane alone = {0, 1, pool};
+    lane alone = {.pool = pool, .count = 1};
     if (pool->n_lanes == 1 || atomic_flag_test_and_set(&pool->busy)) {
         function(arg, &alone);
         return;
     }
     if (start_workers(pool)) {
-        lane self = {0, pool->n_lanes, pool};
+        uint32_t leaving = atomic_load(&pool->leaving);
         pool->function = function;
         pool->arg = arg;
+        pool->first_phase = atomic_load(&pool->completed);
         change(pool, &pool->epoch);
-        function(arg, &self);
-        lane_barrier(&self);
+        run_region(pool, pool->first_phase);
+        wait_for_workers(pool, leaving);
     } else {
         function(arg, &alone);
     }

@@ -1,34 +1,45 @@
 /* A small thread pool for short parallel regions.
  *
- * A region runs one function on every lane; lane 0 is the calling thread. Inside, lanes meet at
- * barriers. Waiting spins for some microseconds and then sleeps in the kernel. If another thread
- * has the pool, the region runs on the caller's lane alone: work must not depend on how many
- * lanes it gets. After fork() the child starts its own workers at its first region. */
+ * A region runs one function on every lane; lane 0 is the calling thread. All lanes walk through
+ * the same phases in the same order, and share each phase's work by taking pieces of it:
+ *
+ *     size_t begin, end;
+ *     while (lane_next(self, n, least, &begin, &end))
+ *         work on items [begin, end);
+ *
+ * The loop ends when all pieces of the phase are done, whoever did them, and what was written is
+ * then visible to every lane. So a lane that the system has put aside holds the others up only
+ * while it holds a piece, and nothing may be written outside phases. Waiting spins for some
+ * microseconds and then sleeps in the kernel. If another thread has the pool, the region runs on
+ * the caller's lane alone: results must not depend on who does which piece. After fork() the child
+ * starts its own workers at its first region. */
 #ifndef TL_BASE_THREADS_H
 #define TL_BASE_THREADS_H
 
 #include "base/status.h"
 
+#include <stdbool.h>
+
 typedef struct thread_pool thread_pool;
 
 typedef struct lane {
-    int index; /* 0 .. count - 1 */
-    int count;
     thread_pool *pool;
+    int count;       /* lanes of the region */
+    uint32_t phase;  /* that this lane is in */
+    bool holding;    /* a piece, not yet counted as done */
+    bool alone_done; /* of a region of one lane: the phase's only piece was given out */
 } lane;
 
-typedef void (*lane_function)(void *arg, const lane *self);
+typedef void (*lane_function)(void *arg, lane *self);
 
 tl_status thread_pool_create(thread_pool **out, int n_lanes);
 void thread_pool_destroy(thread_pool *pool);
 int thread_pool_size(const thread_pool *pool);
 void thread_pool_run(thread_pool *pool, lane_function function, void *arg);
 
-/* Returns when every lane of the region is here; what they wrote before is then visible. */
-void lane_barrier(const lane *self);
-
-/* This lane's share [*begin, *end) of n items. */
-void lane_share(const lane *self, size_t n, size_t *begin, size_t *end);
+/* The next piece of the phase's n items: `least` of them or a multiple of it, but for the last
+ * piece. False at the end of the phase. */
+bool lane_next(lane *self, size_t n, size_t least, size_t *begin, size_t *end);
 
 /* CPUs that this process may run on, at least 1. */
 int threads_available(void);

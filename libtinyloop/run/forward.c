@@ -49,7 +49,7 @@ typedef struct walk {
     int64_t loops;
 } walk;
 
-static void run_steps(const walk *walk, int begin, int end, int plane, const lane *self)
+static void run_steps(const walk *walk, int begin, int end, int plane, lane *self)
 {
     const tl_model *model = walk->pass->model;
     for (int i = begin; i < end; i++) {
@@ -58,7 +58,7 @@ static void run_steps(const walk *walk, int begin, int end, int plane, const lan
     }
 }
 
-static void read_states(const walk *walk, int64_t loop, const lane *self)
+static void read_states(const walk *walk, int64_t loop, lane *self)
 {
     for (size_t i = 0; i < walk->n_items; i++) {
         const run_item *item = &walk->items[i];
@@ -69,7 +69,7 @@ static void read_states(const walk *walk, int64_t loop, const lane *self)
     }
 }
 
-static void read_hidden(const walk *walk, const lane *self)
+static void read_hidden(const walk *walk, lane *self)
 {
     const backend_ops *backend = walk->pass->model->backend;
     for (size_t i = 0; i < walk->n_items; i++) {
@@ -83,7 +83,7 @@ static void read_hidden(const walk *walk, const lane *self)
     }
 }
 
-static void walk_plan(void *arg, const lane *self)
+static void walk_plan(void *arg, lane *self)
 {
     const walk *walk = arg;
     const model_plan *plan = &walk->pass->model->plan;
@@ -210,7 +210,7 @@ typedef struct head_walk {
     float *logits;
 } head_walk;
 
-static void walk_head(void *arg, const lane *self)
+static void walk_head(void *arg, lane *self)
 {
     const head_walk *walk = arg;
     const backend_ops *backend = walk->pass->model->backend;

@@ -37,32 +37,41 @@ static void store_head(const backend_model *model, const plan_step *step, const 
     model->kernels->store_kv(to_v + row->slot * layout->v_stride * element, v, hd, 1, layout);
 }
 
-/* Rotates q and k and stores k and v; lanes share (row, head) pairs. */
-static void rotate_and_store(backend_pass *pass, const plan_step *step, int plane, const lane *self)
+/* Rotates q and k and stores k and v, for (row, head) pairs [begin, end) of one span. */
+static void rotate_pairs(backend_pass *pass, const plan_step *step, int plane,
+                         const batch_span *span, size_t begin, size_t end)
 {
     const backend_model *model = pass->model;
     size_t hd = model->head_dim, heads = model->n_heads + model->n_kv_heads;
     size_t qkv_width = (model->n_heads + 2 * model->n_kv_heads) * hd;
     float scale = 1.0f / sqrtf((float)hd);
-    size_t begin, end;
-    lane_share(self, pass->n_rows * heads, &begin, &end);
-    for (size_t s = 0; s < pass->n_spans; s++) {
-        const batch_span *span = &pass->spans[s];
-        size_t low = span->first_row * heads, high = low + span->n_rows * heads;
-        for (size_t i = begin > low ? begin : low; i < end && i < high; i++) {
-            size_t row = i / heads, head = i % heads;
-            int64_t position = span->first_position + (int64_t)(row - span->first_row);
-            attention_row at = {
-                .qkv = pass->qkv + row * qkv_width,
-                .cos_sin = model->rope + (size_t)position * hd,
-                .block =
-                    span->tables[(size_t)plane * span->table_stride + (size_t)position / KV_BLOCK],
-                .slot = (size_t)position % KV_BLOCK,
-            };
-            if (head < model->n_heads)
-                rotate(at.qkv + head * hd, at.cos_sin, hd, scale);
-            else
-                store_head(model, step, &at, head - model->n_heads);
+    for (size_t i = begin; i < end; i++) {
+        size_t row = i / heads, head = i % heads;
+        size_t position = (size_t)span->first_position + row - span->first_row;
+        attention_row at = {
+            .qkv = pass->qkv + row * qkv_width,
+            .cos_sin = model->rope + position * hd,
+            .block = span->tables[(size_t)plane * span->table_stride + position / KV_BLOCK],
+            .slot = position % KV_BLOCK,
+        };
+        if (head < model->n_heads)
+            rotate(at.qkv + head * hd, at.cos_sin, hd, scale);
+        else
+            store_head(model, step, &at, head - model->n_heads);
+    }
+}
+
+static void rotate_and_store(backend_pass *pass, const plan_step *step, int plane, lane *self)
+{
+    const backend_model *model = pass->model;
+    size_t begin, end, heads = model->n_heads + model->n_kv_heads;
+    while (lane_next(self, pass->n_rows * heads, heads, &begin, &end)) {
+        for (size_t s = 0; s < pass->n_spans; s++) {
+            const batch_span *span = &pass->spans[s];
+            size_t low = span->first_row * heads, high = low + span->n_rows * heads;
+            size_t from = begin > low ? begin : low, to = end < high ? end : high;
+            if (from < to)
+                rotate_pairs(pass, step, plane, span, from, to);
         }
     }
 }
@@ -98,34 +107,45 @@ static void attend_tile(backend_pass *pass, const plan_step *step, int plane,
     model->kernels->attend(&args);
 }
 
-/* Lanes take tiles in turn: later tiles see more positions, so each lane gets short and long. */
-static void attend_all(backend_pass *pass, const plan_step *step, int plane, const lane *self)
+static size_t tiles_of(const batch_span *span, size_t group)
+{
+    return (span->n_rows * group + CPU_ATTEND_QUERIES - 1) / CPU_ATTEND_QUERIES;
+}
+
+/* Tile `tile` of a span, counted through its KV heads. */
+static void attend_nth(backend_pass *pass, const plan_step *step, int plane, const batch_span *span,
+                       size_t tile)
+{
+    size_t kv_heads = pass->model->n_kv_heads, group = pass->model->n_heads / kv_heads;
+    size_t first = tile / kv_heads * CPU_ATTEND_QUERIES, left = span->n_rows * group - first;
+    attend_tile(pass, step, plane, span, tile % kv_heads, first,
+                left < CPU_ATTEND_QUERIES ? left : CPU_ATTEND_QUERIES);
+}
+
+static void attend_all(backend_pass *pass, const plan_step *step, int plane, lane *self)
 {
     const backend_model *model = pass->model;
-    size_t group = model->n_heads / model->n_kv_heads, task = 0;
-    for (size_t s = 0; s < pass->n_spans; s++) {
-        const batch_span *span = &pass->spans[s];
-        size_t n_queries = span->n_rows * group;
-        for (size_t first = 0; first < n_queries; first += CPU_ATTEND_QUERIES) {
-            size_t n =
-                n_queries - first < CPU_ATTEND_QUERIES ? n_queries - first : CPU_ATTEND_QUERIES;
-            for (size_t head = 0; head < model->n_kv_heads; head++, task++)
-                if (task % (size_t)self->count == (size_t)self->index)
-                    attend_tile(pass, step, plane, span, head, first, n);
+    size_t group = model->n_heads / model->n_kv_heads, n_tiles = 0, begin, end;
+    for (size_t s = 0; s < pass->n_spans; s++)
+        n_tiles += tiles_of(&pass->spans[s], group) * model->n_kv_heads;
+    while (lane_next(self, n_tiles, 1, &begin, &end)) {
+        size_t low = 0;
+        for (size_t s = 0; s < pass->n_spans && low < end; s++) {
+            const batch_span *span = &pass->spans[s];
+            size_t high = low + tiles_of(span, group) * model->n_kv_heads;
+            for (size_t t = begin > low ? begin : low; t < end && t < high; t++)
+                attend_nth(pass, step, plane, span, t - low);
+            low = high;
         }
     }
 }
 
-void cpu_step_attention(backend_pass *pass, const plan_step *step, int plane, const lane *self)
+void cpu_step_attention(backend_pass *pass, const plan_step *step, int plane, lane *self)
 {
     const cpu_layer *layer = &pass->model->layers[step->layer];
     cpu_norm_rows(pass, pass->normed, layer->attn_norm, pass->n_rows, self);
     cpu_linear(pass, &layer->qkv, pass->normed, pass->qkv, false, pass->n_rows, self);
-    lane_barrier(self);
     rotate_and_store(pass, step, plane, self);
-    lane_barrier(self);
     attend_all(pass, step, plane, self);
-    lane_barrier(self);
     cpu_linear(pass, &layer->o, pass->mixed, pass->x, true, pass->n_rows, self);
-    lane_barrier(self);
 }

@@ -6,9 +6,10 @@
 
 #include <stdbool.h>
 
-#define CPU_LANES 16 /* float lanes of every kernel, on every instruction set */
-#define CPU_PANEL 32 /* output rows that are packed side by side */
-#define CPU_KG 128   /* elements of K that share an accumulator (docs/numerics.md) */
+#define CPU_LANES 16         /* float lanes of every kernel, on every instruction set */
+#define CPU_PANEL 32         /* output rows that are packed side by side */
+#define CPU_PANELS_AT_ONCE 2 /* that one row takes together, to keep the adders busy */
+#define CPU_KG 128           /* elements of K that share an accumulator (docs/numerics.md) */
 
 /* A linear layer's weight [rows, columns], packed in panels of CPU_PANEL rows. A panel holds its
  * columns in ascending order; bfloat16 in pairs of columns, so that one 32-bit word has two
@@ -131,21 +132,21 @@ struct backend_pass {
 };
 
 /* steps.c */
-void cpu_step_embed(backend_pass *pass, const plan_step *step, int plane, const lane *self);
-void cpu_step_init(backend_pass *pass, const plan_step *step, int plane, const lane *self);
-void cpu_step_inject(backend_pass *pass, const plan_step *step, int plane, const lane *self);
-void cpu_step_mlp(backend_pass *pass, const plan_step *step, int plane, const lane *self);
-void cpu_step_norm(backend_pass *pass, const plan_step *step, int plane, const lane *self);
-void cpu_read_rows(backend_pass *pass, size_t first, size_t n, float *out, const lane *self);
-void cpu_write_rows(backend_pass *pass, size_t n, const float *in, const lane *self);
-void cpu_head(backend_pass *pass, size_t n, float *logits, const lane *self);
-/* out = norm of rows [0, n) of x, then a barrier. */
-void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n, const lane *self);
-/* This lane's panels of y = w x, or y += w x, over rows [0, n_rows); no barrier. */
+void cpu_step_embed(backend_pass *pass, const plan_step *step, int plane, lane *self);
+void cpu_step_init(backend_pass *pass, const plan_step *step, int plane, lane *self);
+void cpu_step_inject(backend_pass *pass, const plan_step *step, int plane, lane *self);
+void cpu_step_mlp(backend_pass *pass, const plan_step *step, int plane, lane *self);
+void cpu_step_norm(backend_pass *pass, const plan_step *step, int plane, lane *self);
+void cpu_read_rows(backend_pass *pass, size_t first, size_t n, float *out, lane *self);
+void cpu_write_rows(backend_pass *pass, size_t n, const float *in, lane *self);
+void cpu_head(backend_pass *pass, size_t n, float *logits, lane *self);
+/* A phase: out = norm of rows [0, n) of x. */
+void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n, lane *self);
+/* A phase: y = w x, or y += w x, over rows [0, n_rows). */
 void cpu_linear(const backend_pass *pass, const cpu_matrix *w, const float *x, float *y, bool add,
-                size_t n_rows, const lane *self);
+                size_t n_rows, lane *self);
 
 /* attention.c */
-void cpu_step_attention(backend_pass *pass, const plan_step *step, int plane, const lane *self);
+void cpu_step_attention(backend_pass *pass, const plan_step *step, int plane, lane *self);
 
 #endif

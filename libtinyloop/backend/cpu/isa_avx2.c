@@ -1,7 +1,6 @@
 /* AVX2, FMA and F16C: 16 registers of 8 lanes. */
 #define SIMD_AVX2
 #define TILE_ROWS 2
-#define WIDE_PANELS 4
 #define TILE_QUERIES 2
 #include "backend/cpu/kernels.h"
 

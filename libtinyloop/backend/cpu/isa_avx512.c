@@ -1,7 +1,6 @@
 /* AVX-512 (F, BW, DQ, VL): 32 registers of 16 lanes. */
 #define SIMD_AVX512
 #define TILE_ROWS 12
-#define WIDE_PANELS 4
 #define TILE_QUERIES 8
 #include "backend/cpu/kernels.h"
 

@@ -2,7 +2,6 @@
  * multiply-add instruction, fmaf() of the C library keeps the bits. */
 #define SIMD_PORTABLE
 #define TILE_ROWS 2
-#define WIDE_PANELS 1
 #define TILE_QUERIES 2
 #include "backend/cpu/kernels.h"
 

@@ -1,7 +1,6 @@
 /* The kernels, written once over the sixteen lanes of simd.h. Each isa_*.c compiles them for its
  * instruction set and tells how many rows a register tile has:
  *   TILE_ROWS    rows of a linear layer's tile (its accumulators: 2 x TILE_ROWS vectors)
- *   WIDE_PANELS  panels that a single row takes at once, to keep the adders busy
  *   TILE_QUERIES queries of an attention tile
  * A tile's shape decides speed only: no sum depends on it. */
 #include "backend/cpu/cpu.h"
@@ -54,7 +53,7 @@ SIMD_INLINE void put_output(float *y, vf value, size_t n, bool add)
     }
 }
 
-typedef vf tile_sums[TILE_ROWS][PANEL_VECTORS * WIDE_PANELS];
+typedef vf tile_sums[TILE_ROWS][PANEL_VECTORS * CPU_PANELS_AT_ONCE];
 
 /* One group of columns from a fresh accumulator. `rows` and `vectors` are constants where it is
  * inlined. */
@@ -133,8 +132,8 @@ SIMD_INLINE void linear_dtype(tensor_dtype dtype, const cpu_matrix *w, size_t be
                               size_t y_stride, bool add)
 {
     size_t panel = begin;
-    for (; n_rows == 1 && panel + WIDE_PANELS <= end; panel += WIDE_PANELS)
-        linear_tile(dtype, 1, WIDE_PANELS, w, panel, x, x_stride, y, y_stride, add);
+    for (; n_rows == 1 && panel + CPU_PANELS_AT_ONCE <= end; panel += CPU_PANELS_AT_ONCE)
+        linear_tile(dtype, 1, CPU_PANELS_AT_ONCE, w, panel, x, x_stride, y, y_stride, add);
     for (; panel < end; panel++)
         linear_rows(dtype, w, panel, x, x_stride, n_rows, y, y_stride, add);
 }

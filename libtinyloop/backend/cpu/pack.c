@@ -54,24 +54,28 @@ static void pack_row(const cpu_matrix *matrix, void *panel, size_t lane_index,
     }
 }
 
-static void pack_panels(void *arg, const lane *self)
+static void pack_panel(const pack_job *job, size_t p)
+{
+    const cpu_matrix *matrix = job->matrix;
+    char *panel = (char *)matrix->data + p * matrix->panel_bytes;
+    bool padded = (p + 1) * CPU_PANEL > matrix->rows || matrix->columns % 2 != 0;
+    if (padded)
+        memset(panel, 0, matrix->panel_bytes);
+    for (size_t i = 0; i < CPU_PANEL; i++) {
+        size_t row;
+        const file_tensor *tensor = find_row(job, p * CPU_PANEL + i, &row);
+        if (tensor != NULL)
+            pack_row(matrix, panel, i, tensor, row);
+    }
+}
+
+static void pack_panels(void *arg, lane *self)
 {
     const pack_job *job = arg;
-    const cpu_matrix *matrix = job->matrix;
     size_t begin, end;
-    lane_share(self, matrix->n_panels, &begin, &end);
-    for (size_t p = begin; p < end; p++) {
-        char *panel = (char *)matrix->data + p * matrix->panel_bytes;
-        bool padded = (p + 1) * CPU_PANEL > matrix->rows || matrix->columns % 2 != 0;
-        if (padded)
-            memset(panel, 0, matrix->panel_bytes);
-        for (size_t i = 0; i < CPU_PANEL; i++) {
-            size_t row;
-            const file_tensor *tensor = find_row(job, p * CPU_PANEL + i, &row);
-            if (tensor != NULL)
-                pack_row(matrix, panel, i, tensor, row);
-        }
-    }
+    while (lane_next(self, job->matrix->n_panels, 1, &begin, &end))
+        for (size_t p = begin; p < end; p++)
+            pack_panel(job, p);
 }
 
 static size_t padded_columns(const cpu_matrix *matrix)
