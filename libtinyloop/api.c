@@ -35,6 +35,18 @@ void tl_set_log_callback(tl_log_callback callback, void *user)
 
 /* ---- structs with a size ---- */
 
+#define MAX_STRUCT_SIZE 4096 /* far above any version's: a larger size was never set */
+
+static tl_status check_size(size_t size, size_t own_size, const char *name)
+{
+    if (size >= own_size && size <= MAX_STRUCT_SIZE)
+        return TL_STATUS_OK;
+    return tl_fail(
+        TL_STATUS_INVALID,
+        "%s.size is %zu; it must be its sizeof, at least %zu (start from the INIT macro)", name,
+        size, own_size);
+}
+
 /* `own` holds the defaults and keeps them where `given` is NULL. What this version does not know
  * of a longer struct must be zero. */
 static tl_status read_struct(void *own, size_t own_size, const void *given, const char *name)
@@ -43,11 +55,7 @@ static tl_status read_struct(void *own, size_t own_size, const void *given, cons
         return TL_STATUS_OK;
     size_t size;
     memcpy(&size, given, sizeof size);
-    if (size < own_size)
-        return tl_fail(TL_STATUS_INVALID,
-                       "%s.size is %zu; it must be at least %zu (start from the "
-                       "INIT macro)",
-                       name, size, own_size);
+    TL_TRY(check_size(size, own_size, name));
     for (size_t i = own_size; i < size; i++)
         if (((const unsigned char *)given)[i] != 0)
             return tl_fail(TL_STATUS_UNSUPPORTED,
@@ -63,9 +71,7 @@ static tl_status write_struct(void *out, const void *own, size_t own_size, const
 {
     size_t size;
     memcpy(&size, out, sizeof size);
-    if (size < own_size)
-        return tl_fail(TL_STATUS_INVALID, "%s.size is %zu; it must be at least %zu", name, size,
-                       own_size);
+    TL_TRY(check_size(size, own_size, name));
     memset(out, 0, size);
     memcpy(out, own, own_size);
     memcpy(out, &size, sizeof size);

@@ -179,8 +179,9 @@ static tl_status start_from_cache(generation *g, const tl_prefix_cache *cache)
     TL_TRY(kv_cache_clone(&g->kv, cache->kv));
     memcpy(g->hidden, cache->hidden, hidden_bytes);
     size_t n_rest = g->n_prompt - cache->n_tokens;
-    return n_rest > 0 ? feed(g, g->prompt + cache->n_tokens, n_rest, COUNT_PREFILLED)
-                      : TL_STATUS_OK;
+    if (n_rest == 0) /* no layer runs before the first token, only the head */
+        return run_pass_create(&g->pass, g->model, 1);
+    return feed(g, g->prompt + cache->n_tokens, n_rest, COUNT_PREFILLED);
 }
 
 static tl_status start_plainly(generation *g)
@@ -229,8 +230,6 @@ static tl_status compute_next(generation *g)
 {
     TL_TRY(g->started ? feed(g, &g->last, 1, COUNT_DECODED) : start(g));
     g->started = true;
-    if (g->pass == NULL) /* a full hit: no layer has run */
-        TL_TRY(run_pass_create(&g->pass, g->model, 1));
     TL_TRY(run_head(g->pass, g->hidden, 1, g->logits));
     return sampler_pick(&g->last, g->sampler, g->logits, g->position);
 }

@@ -55,7 +55,8 @@ const char *dtype_name(tensor_dtype dtype)
 
 static tl_status map_file(model_file *file, const char *path)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: a named pipe must not make the call wait for a writer */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return tl_fail(TL_STATUS_IO, "cannot open %s: %s", path, strerror(errno));
     struct stat info;

@@ -12,6 +12,8 @@
 #include "base/random.h"
 #include "model/file.h"
 
+#include <math.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,9 +29,9 @@ typedef struct tiny_spec {
     bool inject;                 /* the core starts from zeros and gets its input in each loop */
     bool core_norm;              /* a norm ends each loop */
     bool tied;
-    bool llama3;        /* rescaled rotary frequencies */
-    int dtype;          /* tensor_dtype, or TINY_MIXED: tensor i has dtype i % 3 */
-    int64_t loops;      /* loops_default */
+    bool llama3;   /* rescaled rotary frequencies */
+    int dtype;     /* tensor_dtype, or TINY_MIXED: tensor i has dtype i % 3 */
+    int64_t loops; /* loops_default */
     int64_t loops_max_trained, max_positions; /* 0: unknown */
     const int32_t *end_ids;
     size_t n_end_ids;
@@ -46,22 +48,27 @@ typedef struct tiny_spec {
 
 /* Every size that is not a multiple of something; groups of 1, 2 and 3 query heads; all dtypes;
  * with and without prelude, coda, injection and loop. */
+/* clang-format off */
 static const tiny_spec tiny_specs[] = {
     TINY_SPEC,
-    {.vocab = 7, .hidden = 6, .n_heads = 3, .n_kv_heads = 1, .head_dim = 2, .ff = 5, .prelude = 1,
-     .core = 1, .coda = 1, .inject = true, .core_norm = true, .dtype = DTYPE_F16, .loops = 3,
-     .seed = 2},
-    {.vocab = 33, .hidden = 17, .n_heads = 2, .n_kv_heads = 2, .head_dim = 6, .ff = 19, .core = 2,
-     .coda = 1, .inject = true, .tied = true, .dtype = DTYPE_BF16, .loops = 2, .seed = 3},
-    {.vocab = 50, .hidden = 17, .n_heads = 6, .n_kv_heads = 2, .head_dim = 6, .ff = 5, .prelude = 2,
-     .core = 1, .llama3 = true, .core_norm = true, .dtype = TINY_MIXED, .loops = 4, .seed = 4},
+    {.vocab = 7, .hidden = 6, .n_heads = 3, .n_kv_heads = 1, .head_dim = 2, .ff = 5,
+     .prelude = 1, .core = 1, .coda = 1, .inject = true, .core_norm = true,
+     .dtype = DTYPE_F16, .loops = 3, .seed = 2},
+    {.vocab = 33, .hidden = 17, .n_heads = 2, .n_kv_heads = 2, .head_dim = 6, .ff = 19,
+     .core = 2, .coda = 1, .inject = true, .tied = true,
+     .dtype = DTYPE_BF16, .loops = 2, .seed = 3},
+    {.vocab = 50, .hidden = 17, .n_heads = 6, .n_kv_heads = 2, .head_dim = 6, .ff = 5,
+     .prelude = 2, .core = 1, .llama3 = true, .core_norm = true,
+     .dtype = TINY_MIXED, .loops = 4, .seed = 4},
     {.vocab = 33, .hidden = 20, .n_heads = 4, .n_kv_heads = 2, .head_dim = 10, .ff = 19,
-     .prelude = 3, .llama3 = true, .dtype = DTYPE_F32, .loops = 1, .seed = 5},
+     .prelude = 3, .llama3 = true,
+     .dtype = DTYPE_F32, .loops = 1, .seed = 5},
     /* more than one group of columns and more than one panel in every linear layer */
     {.vocab = 70, .hidden = 131, .n_heads = 2, .n_kv_heads = 1, .head_dim = 66, .ff = 133,
      .prelude = 1, .core = 1, .coda = 1, .inject = true, .core_norm = true, .tied = true,
      .dtype = DTYPE_BF16, .loops = 2, .seed = 6},
 };
+/* clang-format on */
 enum { TINY_N_SPECS = sizeof tiny_specs / sizeof *tiny_specs };
 
 typedef struct tiny_tensor {
@@ -237,7 +244,7 @@ static inline void tiny_put_weights(unsigned char *to, const tiny_tensor *tensor
                                                    : (uint16_t)(float_to_bits(value) >> 16);
         if (tensor->dtype == DTYPE_F32)
             memcpy(to + 4 * i, &value, sizeof value);
-        else
+        else if (tensor->dtype != DTYPE_I8)
             memcpy(to + 2 * i, &half, sizeof half);
     }
 }
@@ -305,9 +312,8 @@ static inline void tiny_seal_meta(tiny_file *file)
 static inline void tiny_seal(tiny_file *file)
 {
     for (size_t i = 0; i < file->n_tensors; i++)
-        tiny_put_u32(
-            file->bytes + tiny_tensor_entry(i) + 152,
-            crc32_update(0, file->bytes + file->tensors[i].offset, file->tensors[i].size));
+        tiny_put_u32(file->bytes + tiny_tensor_entry(i) + 152,
+                     crc32_update(0, file->bytes + file->tensors[i].offset, file->tensors[i].size));
     tiny_seal_meta(file);
 }
 

@@ -76,7 +76,7 @@ SIMD_INLINE vf vf_round(vf a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-SIMD_INLINE vf vf_exp2i(vf n) /* 2^n for whole n in -126 .. 127 */
+SIMD_INLINE vf vf_exp2i(vf n) /* 2^n for whole n in -126 .. 128 */
 {
     __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(i, 23));
@@ -399,13 +399,13 @@ SIMD_INLINE float vf_largest(vf v)
 
 /* ---- the same code on every set ---- */
 
-/* e^x within 2 units in the last place; below -87.3 it stays at e^-87.3, above 88.3 at e^88.3.
+/* e^x within 2 units in the last place; below -87.3 it stays at e^-87.3, from 88.4 on it is infinite.
  * x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so r is exact enough), and e^r by its
  * Taylor polynomial to r^7. */
 SIMD_INLINE vf vf_exp(vf x)
 {
     x = vf_max(vf_set1(-87.3f), x);
-    x = vf_min(vf_set1(88.3f), x);
+    x = vf_min(vf_set1(89.0f), x); /* n = 128, whose 2^n has the bits of infinity */
     vf n = vf_round(vf_mul(x, vf_set1(0x1.715476p+0f)));
     vf r = vf_fma(n, vf_set1(-0x1.62e4p-1f), x);
     r = vf_fma(n, vf_set1(-0x1.7f7d1cp-20f), r);

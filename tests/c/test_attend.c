@@ -1,0 +1,203 @@
+/* backend/cpu/: the attention kernel against float64, and bit equality of instruction sets and
+ * tiles. */
+#include "base/half.h"
+#include "kernel_sets.h"
+#include "test.h"
+
+enum { N_POSITIONS = 100, N_BLOCKS = (N_POSITIONS + KV_BLOCK - 1) / KV_BLOCK, N_KV_HEADS = 2 };
+
+/* Two layers and two KV heads of random K and V, of which the tests use the last: positions that
+ * were not written hold NaN, as does the padding. */
+typedef struct kv_memory_image {
+    kv_layout layout;
+    char *data;
+    void *blocks[N_BLOCKS];
+    float k[N_POSITIONS][256]; /* as stored */
+    float v[N_POSITIONS][256];
+} kv_memory_image;
+
+static float as_stored(const kv_layout *layout, float value)
+{
+    return layout->mode == TL_KV_MODE_FP32 ? value : float_from_f16(float_to_f16(value));
+}
+
+static kv_memory_image *make_image(int32_t mode, size_t head_dim, size_t n_written)
+{
+    kv_memory_image *image = calloc(1, sizeof *image);
+    kv_layout *layout = &image->layout;
+    *layout = kv_layout_make(mode, mode == TL_KV_MODE_FP32 ? 4 : 2, N_KV_HEADS, head_dim);
+    size_t block_bytes = 2 * layout->layer_bytes;
+    image->data = aligned_alloc(64, N_BLOCKS * block_bytes);
+    memset(image->data, 0xFF, N_BLOCKS * block_bytes);
+    for (size_t b = 0; b < N_BLOCKS; b++)
+        image->blocks[b] = image->data + b * block_bytes;
+    for (size_t p = 0; p < n_written; p++) {
+        float k[256], v[256];
+        fill(k, head_dim, 1000 + p);
+        fill(v, head_dim, 2000 + p);
+        char *block = image->blocks[p / KV_BLOCK];
+        size_t slot = p % KV_BLOCK, element = layout->element_size;
+        cpu_kernels_portable.store_kv(block + kv_k_offset(layout, 1, 1) + slot * element, k,
+                                      head_dim, KV_BLOCK, layout);
+        cpu_kernels_portable.store_kv(block + kv_v_offset(layout, 1, 1) +
+                                          slot * layout->v_stride * element,
+                                      v, head_dim, 1, layout);
+        for (size_t d = 0; d < head_dim; d++) {
+            image->k[p][d] = as_stored(layout, k[d]);
+            image->v[p][d] = as_stored(layout, v[d]);
+        }
+    }
+    return image;
+}
+
+static void free_image(kv_memory_image *image)
+{
+    free(image->data);
+    free(image);
+}
+
+static void exact_attention(double *out, const kv_memory_image *image, const float *q,
+                            int64_t position, int64_t window)
+{
+    size_t head_dim = image->layout.head_dim;
+    int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
+    double scores[N_POSITIONS], largest = -INFINITY, sum = 0;
+    for (int64_t p = first; p <= position; p++) {
+        scores[p] = 0;
+        for (size_t d = 0; d < head_dim; d++)
+            scores[p] += (double)q[d] * image->k[p][d];
+        largest = fmax(largest, scores[p]);
+    }
+    for (size_t d = 0; d < head_dim; d++)
+        out[d] = 0;
+    for (int64_t p = first; p <= position; p++) {
+        double weight = exp(scores[p] - largest);
+        sum += weight;
+        for (size_t d = 0; d < head_dim; d++)
+            out[d] += weight * image->v[p][d];
+    }
+    for (size_t d = 0; d < head_dim; d++)
+        out[d] /= sum;
+}
+
+/* out[i] for query i at position first + i / group, in tiles of `tile` queries. */
+static void attend_in_tiles(const cpu_kernels *set, const kv_memory_image *image, const float *q,
+                            size_t n, size_t group, int64_t first, int64_t window, size_t tile,
+                            float *out)
+{
+    size_t head_dim = image->layout.head_dim;
+    for (size_t begin = 0; begin < n; begin += tile) {
+        attend_query queries[CPU_ATTEND_QUERIES];
+        size_t count = n - begin < tile ? n - begin : tile;
+        for (size_t i = 0; i < count; i++)
+            queries[i] = (attend_query){q + (begin + i) * head_dim, out + (begin + i) * head_dim,
+                                        first + (int64_t)((begin + i) / group)};
+        attend_args args = {.queries = queries,
+                            .n_queries = count,
+                            .window = window,
+                            .blocks = image->blocks,
+                            .k_offset = kv_k_offset(&image->layout, 1, 1),
+                            .v_offset = kv_v_offset(&image->layout, 1, 1),
+                            .layout = &image->layout};
+        set->attend(&args);
+    }
+}
+
+enum { N_QUERIES = 16 };
+
+static void check_attention(const kv_memory_image *image, int64_t first, size_t group,
+                            int64_t window)
+{
+    size_t head_dim = image->layout.head_dim, size = N_QUERIES * head_dim * sizeof(float);
+    float *q = malloc(size), *want = malloc(size), *out = malloc(size);
+    for (size_t i = 0; i < N_QUERIES * head_dim; i++)
+        q[i] = 4 * uniform(77, i) / sqrtf((float)head_dim); /* scores of some units */
+    attend_in_tiles(&cpu_kernels_portable, image, q, N_QUERIES, group, first, window, 1, want);
+    for (size_t i = 0; i < N_QUERIES; i++) {
+        double exact[256];
+        exact_attention(exact, image, q + i * head_dim, first + (int64_t)(i / group), window);
+        for (size_t d = 0; d < head_dim; d++)
+            if (!CHECK_NEAR(want[i * head_dim + d], exact[d], 4e-6))
+                goto done;
+    }
+    EACH_SET(set)
+    {
+        for (size_t tile = 1; tile <= CPU_ATTEND_QUERIES; tile++) {
+            memset(out, 0, size);
+            attend_in_tiles(set, image, q, N_QUERIES, group, first, window, tile, out);
+            if (!test_check(memcmp(out, want, size) == 0, __FILE__, __LINE__,
+                            "%s, tile %zu, head_dim %zu, first %lld, window %lld: other bits",
+                            set->name, tile, head_dim, (long long)first, (long long)window))
+                goto done;
+        }
+    }
+done:
+    free(q);
+    free(want);
+    free(out);
+}
+
+/* Positions at the start, over a block's edge, at the end; windows from one position to more than
+ * there are. The blocks hold nothing beyond the last query. */
+static void check_attention_at(int32_t mode, size_t head_dim)
+{
+    static const int64_t firsts[] = {0, 25, 31, 60, 84}, windows[] = {0, 1, 5, 32, 33, 40, 1000};
+    for (size_t f = 0; f < 5; f++) {
+        for (size_t group = 1; group <= 3; group++) {
+            size_t n_written = (size_t)firsts[f] + (N_QUERIES - 1) / group + 1;
+            kv_memory_image *image = make_image(mode, head_dim, n_written);
+            for (size_t w = 0; w < 7; w++)
+                check_attention(image, firsts[f], group, windows[w]);
+            free_image(image);
+        }
+    }
+}
+
+TEST(attend_fp16)
+{
+    static const size_t head_dims[] = {2, 6, 10, 16, 34, 256};
+    for (size_t i = 0; i < 6; i++)
+        check_attention_at(TL_KV_MODE_FP16, head_dims[i]);
+}
+
+TEST(attend_fp32)
+{
+    static const size_t head_dims[] = {2, 6, 18, 32, 66};
+    for (size_t i = 0; i < 5; i++)
+        check_attention_at(TL_KV_MODE_FP32, head_dims[i]);
+}
+
+/* Blocks that a window has passed are gone: their addresses must not be followed. */
+TEST(attend_leaves_dropped_blocks_alone)
+{
+    kv_memory_image *image = make_image(TL_KV_MODE_FP32, 6, N_POSITIONS);
+    void *first_block = image->blocks[0];
+    float q[6], with[6], without[6];
+    fill(q, 6, 4);
+    EACH_SET(set)
+    {
+        image->blocks[0] = first_block;
+        attend_in_tiles(set, image, q, 1, 1, 64, 33, 1, with);
+        image->blocks[0] = NULL; /* position 64 sees 32 .. 64 */
+        attend_in_tiles(set, image, q, 1, 1, 64, 33, 1, without);
+        CHECK_MEM_EQ(with, without, sizeof with);
+    }
+    free_image(image);
+}
+
+TEST(attend_with_scores_far_apart)
+{
+    kv_memory_image *image = make_image(TL_KV_MODE_FP32, 6, N_POSITIONS);
+    float q[6], out[6];
+    for (size_t d = 0; d < 6; d++)
+        q[d] = 400 * uniform(8, d);
+    double exact[6];
+    exact_attention(exact, image, q, 99, 0);
+    EACH_SET(set)
+    {
+        attend_in_tiles(set, image, q, 1, 1, 99, 0, 1, out);
+        for (size_t d = 0; d < 6; d++)
+            CHECK_NEAR(out[d], exact[d], 1e-3);
+    }
+    free_image(image);
+}

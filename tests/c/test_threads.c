@@ -1,0 +1,342 @@
+/* One model and one pool under eight threads: every output is the serial one. Meant for
+ * ThreadSanitizer too. */
+#include "base/random.h"
+#include "outputs.h"
+#include "run/engine.h"
+
+#include <pthread.h>
+
+enum { N_THREADS = 8, N_ROUNDS = 30, N_TEXTS = 6, N_PROMPT = 36, N_NEW = 6 };
+
+/* Each text has a prompt, options and the output that it must give, whoever asks. */
+typedef struct canary {
+    int32_t prompt[N_PROMPT];
+    tl_generate_options options;
+    output want;
+} canary;
+
+typedef struct shared {
+    tl_model *model;
+    tl_prefix_pool *pool;
+    canary canaries[N_TEXTS];
+    atomic_int n_requests; /* through the pool */
+} shared;
+
+typedef struct worker {
+    shared *shared;
+    uint64_t index;
+    pthread_t thread;
+    /* in the order of the checks: */
+    int n_failed, n_wrong;
+} worker;
+
+static void judge(worker *w, output got, const output *want)
+{
+    w->n_failed += got.status != TL_STATUS_OK;
+    w->n_wrong += !same_output(&got, want);
+}
+
+static void register_some(worker *w, const canary *c, double u)
+{
+    const tl_cache_options key = {sizeof key, c->options.loops, c->options.cache_window};
+    size_t n = 1 + (size_t)(u * (N_PROMPT - 1));
+    int64_t length;
+    w->n_failed += tl_prefix_pool_register(&length, w->shared->pool, w->shared->model, c->prompt, n,
+                                           &key) != TL_STATUS_OK;
+    w->n_failed += length != (int64_t)n;
+}
+
+static void build_and_use(worker *w, const canary *c, double u)
+{
+    const tl_cache_options key = {sizeof key, c->options.loops, c->options.cache_window};
+    size_t n = 1 + (size_t)(u * (N_PROMPT - 1));
+    tl_prefix_cache *cache;
+    w->n_failed +=
+        tl_build_prefix_cache(&cache, w->shared->model, c->prompt, n, &key) != TL_STATUS_OK;
+    judge(w, generate_cached(cache, w->shared->model, c->prompt + n, N_PROMPT - n, &c->options),
+          &c->want);
+    tl_prefix_cache_release(cache);
+}
+
+static void read_statistics(worker *w)
+{
+    const shared *s = w->shared;
+    tl_model_info info = {.size = sizeof info};
+    tl_counters counters = {.size = sizeof counters};
+    w->n_failed += tl_model_get_info(&info, s->model) != TL_STATUS_OK;
+    w->n_failed += tl_model_get_counters(&counters, s->model) != TL_STATUS_OK;
+    w->n_failed += tl_prefix_pool_size(s->pool) > 3;
+    w->n_failed += tl_prefix_pool_total_cached_tokens(s->pool) > 3 * N_PROMPT;
+    w->n_failed += counters.pool_fallback != 0;
+    /* a failure of this thread's own: its message must be its own */
+    char text[32];
+    snprintf(text, sizeof text, "loops is %d;", 5000 + (int)w->index);
+    const tl_cache_options wrong = {sizeof wrong, 5000 + (int64_t)w->index, 0};
+    int64_t length;
+    tl_prefix_pool_register(&length, s->pool, s->model, s->canaries[0].prompt, 1, &wrong);
+    w->n_wrong += strstr(tl_last_error(), text) == NULL;
+}
+
+static void *work_hard(void *arg)
+{
+    worker *w = arg;
+    shared *s = w->shared;
+    for (uint64_t i = 0; i < N_ROUNDS; i++) {
+        double u[3];
+        for (uint64_t k = 0; k < 3; k++)
+            u[k] = random_uniform(w->index * 3 + k, i);
+        const canary *c = &s->canaries[(int)(u[0] * N_TEXTS)];
+        int action = (int)(u[1] * 7);
+        if (action < 2) {
+            register_some(w, c, u[2]);
+        } else if (action < 4) {
+            atomic_fetch_add(&s->n_requests, 1);
+            judge(w, generate_pooled(s->pool, s->model, c->prompt, N_PROMPT, &c->options),
+                  &c->want);
+        } else if (action == 4) {
+            atomic_fetch_add(&s->n_requests, 1);
+            judge(w, generate_streamed(s->pool, s->model, c->prompt, N_PROMPT, &c->options),
+                  &c->want);
+        } else if (action == 5) {
+            build_and_use(w, c, u[2]);
+        } else {
+            read_statistics(w);
+        }
+    }
+    return NULL;
+}
+
+static void run_workers(shared *s)
+{
+    worker workers[N_THREADS];
+    for (uint64_t i = 0; i < N_THREADS; i++) {
+        workers[i] = (worker){.shared = s, .index = i};
+        REQUIRE(pthread_create(&workers[i].thread, NULL, work_hard, &workers[i]) == 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        pthread_join(workers[i].thread, NULL);
+        CHECK_EQ(workers[i].n_failed, 0);
+        CHECK_EQ(workers[i].n_wrong, 0);
+    }
+}
+
+static void check_model(const tiny_spec *spec, int threads)
+{
+    static shared s;
+    memset(&s, 0, sizeof s);
+    tl_model_options options = tiny_options(threads);
+    options.prefill_chunk = 8;
+    s.model = tiny_load(spec, &options);
+    s.pool = make_pool(3);
+    for (uint64_t t = 0; t < N_TEXTS; t++) {
+        canary *c = &s.canaries[t];
+        tiny_tokens(c->prompt, N_PROMPT, spec->vocab, t / 2); /* two of each: shared prefixes */
+        c->prompt[N_PROMPT - 1 - t % 2] = (int32_t)t;
+        c->options = t % 3 ? sampled(N_NEW, t) : greedy(N_NEW);
+        c->options.loops = spec->core > 0 ? 1 + (int64_t)t % 3 : 0;
+        c->options.cache_window = t % 2 ? 0 : 9;
+        c->want = generate_plain(s.model, c->prompt, N_PROMPT, &c->options);
+        CHECK_OK(c->want.status);
+    }
+    run_workers(&s);
+    tl_counters counters = counters_of(s.model);
+    CHECK_EQ(counters.pool_full + counters.pool_partial + counters.pool_miss, s.n_requests);
+    CHECK(counters.pool_partial > 0);
+    tl_prefix_pool_release(s.pool);
+    size_t in_use, in_slabs;
+    kv_store_bytes(s.model->kv, &in_use, &in_slabs);
+    CHECK_EQ(in_use, 0);
+    tl_model_release(s.model);
+}
+
+TEST(one_lane)
+{
+    check_model(&tiny_specs[0], 1);
+}
+
+TEST(three_lanes)
+{
+    check_model(&tiny_specs[1], 3);
+}
+
+/* ---- sequences that share blocks ---- */
+
+typedef struct forker {
+    tl_kv_cache *kv; /* own clone */
+    const int32_t *tokens;
+    const float *want; /* [n, hidden] after each token */
+    size_t n;
+    int n_wrong;
+    pthread_t thread;
+} forker;
+
+static void *go_on(void *arg)
+{
+    forker *f = arg;
+    float hidden[20];
+    for (size_t i = 0; i < f->n; i++) {
+        f->n_wrong += tl_decode_with_kv_cache_capture(hidden, f->kv, f->tokens + i, 1) != 0;
+        f->n_wrong += memcmp(hidden, f->want + i * 20, sizeof hidden) != 0;
+    }
+    tl_kv_cache_release(f->kv);
+    return NULL;
+}
+
+/* Eight clones of one half-filled block, each extended on a thread of its own. */
+TEST(clones_on_threads)
+{
+    enum { N_BEFORE = 20, N_AFTER = 20 };
+    tl_model_options options = tiny_options(2);
+    tl_model *model = tiny_load(&tiny_specs[0], &options);
+    int32_t tokens[N_THREADS][N_AFTER], before[N_BEFORE];
+    static float want[N_THREADS][N_AFTER][20];
+    tiny_tokens(before, N_BEFORE, 50, 1);
+    tl_kv_cache *kv, *alone;
+    float hidden[20];
+    REQUIRE_OK(tl_kv_cache_create(&kv, model, NULL));
+    REQUIRE_OK(tl_decode_with_kv_cache_capture(hidden, kv, before, N_BEFORE));
+    for (size_t t = 0; t < N_THREADS; t++) {
+        tiny_tokens(tokens[t], N_AFTER, 50, 2 + t);
+        REQUIRE_OK(tl_kv_cache_create(&alone, model, NULL));
+        REQUIRE_OK(tl_decode_with_kv_cache_capture(hidden, alone, before, N_BEFORE));
+        for (size_t i = 0; i < N_AFTER; i++)
+            REQUIRE_OK(tl_decode_with_kv_cache_capture(want[t][i], alone, tokens[t] + i, 1));
+        tl_kv_cache_release(alone);
+    }
+    forker forkers[N_THREADS];
+    for (size_t t = 0; t < N_THREADS; t++) {
+        forkers[t] = (forker){.tokens = tokens[t], .want = want[t][0], .n = N_AFTER};
+        REQUIRE_OK(tl_kv_cache_clone(&forkers[t].kv, kv));
+    }
+    tl_kv_cache_release(kv); /* the last one to write may do so in place */
+    for (size_t t = 0; t < N_THREADS; t++)
+        REQUIRE(pthread_create(&forkers[t].thread, NULL, go_on, &forkers[t]) == 0);
+    for (size_t t = 0; t < N_THREADS; t++) {
+        pthread_join(forkers[t].thread, NULL);
+        CHECK_EQ(forkers[t].n_wrong, 0);
+    }
+    tl_model_release(model);
+}
+
+/* ---- the same key at once, and the end of a model ---- */
+
+typedef struct racer {
+    tl_model *model;
+    tl_prefix_pool *pool;
+    const int32_t *tokens;
+    int n_wrong;
+    pthread_t thread;
+} racer;
+
+static void *register_and_release(void *arg)
+{
+    racer *r = arg;
+    int64_t length;
+    for (size_t n = 1; n <= 20; n++)
+        r->n_wrong += tl_prefix_pool_register(&length, r->pool, r->model, r->tokens, n, NULL) != 0;
+    tl_model_release(r->model);
+    return NULL;
+}
+
+TEST(the_same_keys_from_all_threads)
+{
+    tl_model_options options = tiny_options(2);
+    tl_model *model = tiny_load(&tiny_specs[1], &options);
+    tl_prefix_pool *pool = make_pool(20);
+    int32_t tokens[20];
+    tiny_tokens(tokens, 20, 7, 1);
+    racer racers[N_THREADS];
+    for (int t = 0; t < N_THREADS; t++) {
+        racers[t] = (racer){tl_model_retain(model), pool, tokens, 0, 0};
+        REQUIRE(pthread_create(&racers[t].thread, NULL, register_and_release, &racers[t]) == 0);
+    }
+    tl_model_release(model); /* whoever is last destroys nothing that the pool still needs */
+    for (int t = 0; t < N_THREADS; t++) {
+        pthread_join(racers[t].thread, NULL);
+        CHECK_EQ(racers[t].n_wrong, 0);
+    }
+    CHECK_EQ(tl_prefix_pool_size(pool), 20);
+    CHECK_EQ(tl_prefix_pool_total_cached_tokens(pool), 210);
+    tl_prefix_pool_release(pool);
+}
+
+static void *generate_until_closed(void *arg)
+{
+    racer *r = arg;
+    tl_generate_options options = greedy(3);
+    output got;
+    do {
+        got = generate_pooled(r->pool, r->model, r->tokens, 10, &options);
+        r->n_wrong += got.status == TL_STATUS_OK ? got.n != 3 : got.status != TL_STATUS_CLOSED;
+    } while (got.status == TL_STATUS_OK);
+    return NULL;
+}
+
+TEST(closing_while_others_generate)
+{
+    tl_model_options options = tiny_options(2);
+    tl_model *model = tiny_load(&tiny_specs[1], &options);
+    tl_prefix_pool *pool = make_pool(2);
+    int32_t tokens[20];
+    tiny_tokens(tokens, 20, 7, 1);
+    enter(pool, model, tokens, 6, NULL);
+    racer racers[N_THREADS];
+    for (int t = 0; t < N_THREADS; t++) {
+        racers[t] = (racer){model, pool, tokens, 0, 0};
+        REQUIRE(pthread_create(&racers[t].thread, NULL, generate_until_closed, &racers[t]) == 0);
+    }
+    while (counters_of(model).pool_partial < 50)
+        sched_yield();
+    tl_model_close(model);
+    for (int t = 0; t < N_THREADS; t++) {
+        pthread_join(racers[t].thread, NULL);
+        CHECK_EQ(racers[t].n_wrong, 0);
+    }
+    tl_prefix_pool_release(pool);
+    tl_model_release(model);
+}
+
+/* ---- the log ---- */
+
+static atomic_int n_messages;
+
+static void count_message(void *user, int32_t level, const char *message)
+{
+    (void)user;
+    if (level == TL_LOG_WARNING && strstr(message, "loops 9"))
+        atomic_fetch_add(&n_messages, 1);
+}
+
+static void *warn(void *arg)
+{
+    racer *r = arg;
+    tl_generate_options options = greedy(1);
+    options.loops = 9;
+    for (int i = 0; i < 5; i++) {
+        tl_set_log_callback(count_message, NULL); /* at any time, from anywhere */
+        r->n_wrong += generate_plain(r->model, r->tokens, 3, &options).status != TL_STATUS_OK;
+    }
+    return NULL;
+}
+
+TEST(one_warning_for_all_threads)
+{
+    tiny_spec spec = tiny_specs[1];
+    spec.loops_max_trained = 8;
+    tl_model_options options = tiny_options(2);
+    tl_model *model = tiny_load(&spec, &options);
+    tl_set_log_callback(count_message, NULL);
+    const int32_t tokens[] = {1, 2, 3};
+    racer racers[N_THREADS];
+    for (int t = 0; t < N_THREADS; t++) {
+        racers[t] = (racer){.model = model, .tokens = tokens};
+        REQUIRE(pthread_create(&racers[t].thread, NULL, warn, &racers[t]) == 0);
+    }
+    for (int t = 0; t < N_THREADS; t++) {
+        pthread_join(racers[t].thread, NULL);
+        CHECK_EQ(racers[t].n_wrong, 0);
+    }
+    CHECK_EQ(n_messages, 1);
+    tl_set_log_callback(NULL, NULL);
+    tl_model_release(model);
+}
