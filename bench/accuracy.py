@@ -21,6 +21,12 @@ import tinyloop_py as tl
 GOLDEN = Path(__file__).resolve().parents[1] / "tests/data/golden_refdesk"
 
 
+def load_golden():
+    """Returns the description of the reference values, and their arrays by name."""
+    meta = json.loads((GOLDEN / "golden.json").read_text())
+    return meta, load_file(GOLDEN / "golden.safetensors")
+
+
 def logit_errors(model, meta, arrays, loops):
     """Returns (largest, root mean square, largest in standard deviations) over all prompts."""
     largest, squares, relative = 0.0, [], 0.0
@@ -58,8 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, help="default: one for each CPU")
     threads = parser.parse_args().threads
-    meta = json.loads((GOLDEN / "golden.json").read_text())
-    arrays = load_file(GOLDEN / "golden.safetensors")
+    meta, arrays = load_golden()
     print("| KV | loops | largest error | RMS error | largest / std of logits | NLL |")
     print("|---|---|---|---|---|---|")
     for kv_mode in ("fp16", "fp32"):
