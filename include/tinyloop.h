@@ -88,12 +88,12 @@ typedef struct tl_model_options {
     int64_t max_seq_len;    /* positions a sequence may have; 1 .. 2^24 */
     int32_t device;         /* TL_DEVICE_* */
     int32_t kv_mode;        /* TL_KV_MODE_*; DEFAULT: TINYLOOP_KV_* of the environment, else FP16 */
-    int32_t threads;        /* 1 .. 256; 0: one for each CPU the process may use */
+    int32_t threads;        /* 1 .. 256; 0: one for each CPU of the process, at most 64 */
     int32_t verify;         /* non-zero: check the tensors' checksums too */
     int32_t has_init_scale; /* zero: the file's own scale */
     int32_t prefill_chunk;  /* tokens a forward pass takes at most; 1 .. 4096; 0: 256 */
-    double init_scale;      /* scale of a random initial state; 0 starts from zero */
-    uint64_t init_seed;     /* seed of a random initial state */
+    double init_scale;      /* of a random initial state, 0 is none; others ignore it */
+    uint64_t init_seed;     /* of a random initial state; others ignore it */
 } tl_model_options;
 
 #define TL_MODEL_OPTIONS_INIT                                                                      \

@@ -111,8 +111,6 @@ static tl_status check_model_options(const tl_model_options *o)
                        "prefill_chunk is %d; allowed are 1 to 4096, and 0 for "
                        "the default",
                        o->prefill_chunk);
-    if (o->has_init_scale && !(o->init_scale >= 0 && o->init_scale <= 1e6))
-        return tl_fail(TL_STATUS_INVALID, "init_scale is %g; it must be 0 to 1e6", o->init_scale);
     return TL_STATUS_OK;
 }
 

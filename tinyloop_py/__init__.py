@@ -19,7 +19,7 @@ from ._core import (
     decode_with_kv_cache_capture,
     library_version,
 )
-from .errors import Error, last_error
+from .errors import Error, failure, last_error
 
 __all__ = [
     "Error",
@@ -43,7 +43,7 @@ def default_model_path() -> Path:
     """
     path = Path(__file__).parent / "data" / "refdesk.tinyloop"
     if not path.is_file():
-        raise Error("this package was built without its demo model; give the path of a model")
+        raise failure(Error, "this package was built without its demo model; name a file")
     return path
 
 

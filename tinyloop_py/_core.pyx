@@ -1,4 +1,4 @@
-# cython: language_level=3, embedsignature=True, binding=True
+# cython: language_level=3, embedsignature=True, binding=True, auto_pickle=False
 """The objects of tinyloop over the C API. See the package's documentation for what they do.
 
 Rules of this file: the GIL is dropped around every C call that computes, locks or frees, and is
@@ -16,8 +16,11 @@ import numpy as np
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t
 
-from .arguments import MAX_INT64, as_integer, as_number, as_tokens
+from .arguments import MAX_INT64, allocate, as_integer, as_number, as_tokens
 from .errors import ArgumentTypeError, Error, InvalidArgumentError, OutOfMemoryError, failure
+
+
+_PRIVATE = object()  # what the makers of objects without a public constructor hand over
 
 
 # ---- errors and warnings ----------------------------------------------------------------------
@@ -158,7 +161,7 @@ cdef class Model:
         device: "auto", "cpu" or "cuda".
         kv_mode: how K and V are stored: "fp16", "fp32", or None for what the environment's
             TINYLOOP_KV_* variables ask for, else "fp16".
-        threads: None is one for each CPU that the process may use.
+        threads: 1 to 256; None is one for each CPU that the process may use, 64 at most.
         init_scale, init_seed: of a random initial state, for models that start from one; others
             ignore them. None is the file's own scale, 0 starts from zero.
         verify: check the tensors' checksums too.
@@ -328,7 +331,7 @@ cdef class Model:
         try:
             info = get_info(model)
             fits = n <= <size_t> info.max_seq_len
-            out = np.empty((n if fits else 0, info.vocab_size), np.float32)
+            out = allocate(n if fits else 0, info.vocab_size)
             view = out
             out_data = &view[0, 0] if view.shape[0] > 0 else &nothing
             with nogil:
@@ -356,8 +359,7 @@ cdef class Model:
             info = get_info(model)
             n_loops = options.loops or info.loops_default
             fits = n <= <size_t> info.max_seq_len and n_loops <= info.loops_max
-            out = np.empty((n_loops if fits else 0, n if fits else 0, info.hidden_size),
-                           np.float32)
+            out = allocate(n_loops if fits else 0, n if fits else 0, info.hidden_size)
             view = out
             out_data = &view[0, 0, 0] if view.size > 0 else &nothing
             with nogil:
@@ -517,9 +519,6 @@ cdef class Model:
 
 # ---- KV cache ---------------------------------------------------------------------------------
 
-_PRIVATE = object()
-
-
 cdef class RuntimeKVCache:
     """One sequence's KV, empty at first, for `decode_with_kv_cache_capture`.
 
@@ -610,7 +609,7 @@ def decode_with_kv_cache_capture(kv, tokens):
     cdef tl_model *model = (<Model> cache.model).use("decode_with_kv_cache_capture")
     cdef float[::1] view
     try:
-        hidden = np.empty(get_info(model).hidden_size, np.float32)
+        hidden = allocate(get_info(model).hidden_size)
         view = hidden
         cache.begin()
         with nogil:
@@ -793,6 +792,7 @@ cdef class TokenStream:
         return self
 
     def __next__(self):
+        PyErr_CheckSignals()  # a loop in C, like list(stream), looks at none
         cdef int32_t token = self.next_token()
         if token < 0:
             raise StopIteration
@@ -801,7 +801,7 @@ cdef class TokenStream:
     def close(self):
         """Ends the generation and frees what it held. May be called again."""
         if self.busy:
-            raise ValueError("the stream is in use on another thread")
+            raise failure(Error, "the stream is in use on another thread")
         cdef tl_stream *handle = self.handle
         self.handle = NULL
         if handle != NULL:
@@ -818,7 +818,7 @@ cdef class TokenStream:
         cdef int32_t token = -1
         cdef tl_status status
         if self.busy:
-            raise ValueError("the stream is in use on another thread")
+            raise failure(Error, "the stream is in use on another thread")
         if self.handle == NULL:
             return -1
         self.busy = True

@@ -1,33 +1,36 @@
 """Python values as the numbers that the library takes: exactly, or an error that names them."""
 
 import operator
+import reprlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ArgumentTypeError, InvalidArgumentError, failure
+from .errors import ArgumentTypeError, InvalidArgumentError, OutOfMemoryError, failure
 
 INT32 = np.iinfo(np.int32)
 MAX_INT64 = 2**63 - 1
 
 
 def as_tokens(name: str, value: Any) -> npt.NDArray[np.int32]:
-    """Token ids as a contiguous int32 array [n].
+    """Token ids as a contiguous int32 array [n] of its own, so that nobody changes it meanwhile.
 
     Takes any one-dimensional integers: a list or tuple, an array of any integer dtype, byte order
     and stride, or a buffer. Raises ArgumentTypeError for other types and shapes, and
     InvalidArgumentError for a number that int32 cannot hold.
     """
     if value is None or isinstance(value, (str, bytes, dict, set, frozenset)):
-        raise _wrong_type(name, f"a {type(value).__name__}")
+        raise _wrong_type(name, reprlib.repr(value))
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise _wrong_type(name, f"a {type(value).__name__} that is no array ({error})") from None
-    if array.ndim != 1:
+        array = np.array(value)
+    except (ValueError, TypeError, OverflowError):
+        raise _wrong_type(name, f"{reprlib.repr(value)}, which is no array") from None
+    if array.ndim == 0:
+        raise _wrong_type(name, reprlib.repr(value))
+    if array.ndim > 1:
         raise _wrong_type(name, f"of shape {list(array.shape)}")
-    if array.size == 0 and isinstance(value, (list, tuple)):
+    if array.size == 0:
         return np.empty(0, np.int32)
     if array.dtype.kind not in "iu":
         array = _exact_integers(name, value, array)
@@ -41,7 +44,7 @@ def as_tokens(name: str, value: Any) -> npt.NDArray[np.int32]:
 
 def _exact_integers(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Python integers that NumPy has no common integer type for, kept as they are."""
-    if array.dtype.kind in "Of" and isinstance(value, (list, tuple)):
+    if array.dtype.kind == "O" or (array.dtype.kind == "f" and isinstance(value, (list, tuple))):
         try:
             return np.array([operator.index(item) for item in value], dtype=object)
         except TypeError:
@@ -55,25 +58,39 @@ def _wrong_type(name: str, what: str) -> Exception:
 
 
 def as_integer(name: str, value: Any, low: int, high: int) -> int:
-    """An integer in [low, high], or from low up if high is MAX_INT64; no float, no bool."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        text = f"{name} is {value!r}; it must be an integer"
+    """An integer in [low, high]; no float, no bool."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        text = f"{name} is {reprlib.repr(value)}; it must be an integer"
         raise failure(ArgumentTypeError, text)
-    number = operator.index(value)
     if not low <= number <= high:
-        allowed = f"{low} or more" if high == MAX_INT64 else f"{low} to {high}"
-        text = f"{name} is {number}; it must be {allowed}"
+        unlimited = high == MAX_INT64 and number < low
+        allowed = f"{low} or more" if unlimited else f"{low} to {high}"
+        text = f"{name} is {reprlib.repr(number)}; it must be {allowed}"
         raise failure(InvalidArgumentError, text)
     return number
 
 
 def as_number(name: str, value: Any) -> float:
     """An int or float (the library checks the range)."""
-    if isinstance(value, (bool, str, bytes)):
-        raise failure(ArgumentTypeError, f"{name} is {value!r}; it must be a number")
+    text = f"{name} is {reprlib.repr(value)}; it must be a number"
+    if isinstance(value, (bool, str, bytes, bytearray)):
+        raise failure(ArgumentTypeError, text)
     try:
         return float(value)
     except OverflowError:
-        raise failure(InvalidArgumentError, f"{name} is {value!r}; it must be finite") from None
+        raise failure(InvalidArgumentError, f"{text}, and finite") from None
     except (TypeError, ValueError):
-        raise failure(ArgumentTypeError, f"{name} is {value!r}; it must be a number") from None
+        raise failure(ArgumentTypeError, text) from None
+
+
+def allocate(*shape: int) -> npt.NDArray[np.float32]:
+    """A float32 array to write into; OutOfMemoryError if there is no memory for it."""
+    try:
+        return np.empty(shape, np.float32)
+    except (MemoryError, ValueError):
+        text = f"out of memory: cannot allocate a float32 array of shape {list(shape)}"
+        raise failure(OutOfMemoryError, text) from None

@@ -1,5 +1,6 @@
 """Objects in every order of release, threads inside calls, forks, exits, and no memory."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 
 import tinyloop_py as tl
@@ -127,7 +129,7 @@ def test_one_thread_at_a_time_for_a_stream(tiny):
                 seen.append(next(stream))
             except StopIteration:
                 return
-            except ValueError as error:
+            except tl.Error as error:
                 refused.append(str(error))
 
     threads = [threading.Thread(target=drain) for _ in range(2)]
@@ -182,18 +184,19 @@ def test_interpreter_exit_with_live_objects(tiny_path):
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_ctrl_c_ends_a_generation(tiny_path):
+@pytest.mark.parametrize("call", ["generate", "generate_stream"])
+def test_ctrl_c_ends_a_generation(tiny_path, call):
     code = """
         import sys, tinyloop_py as tl
         model = tl.Model(sys.argv[1], max_seq_len=200_000, threads=1)
         print("ready", flush=True)
         try:
-            model.generate([1, 2, 3], 199_000, stop_token_ids=())
+            list(getattr(model, sys.argv[2])([1, 2, 3], 199_000, stop_token_ids=()))
         except KeyboardInterrupt:
             print(len(model.generate([1, 2, 3], 5, stop_token_ids=())), flush=True)
     """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", textwrap.dedent(code), str(tiny_path)],
+        [sys.executable, "-P", "-c", textwrap.dedent(code), str(tiny_path), call],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -204,6 +207,46 @@ def test_ctrl_c_ends_a_generation(tiny_path):
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert (process.returncode, output) == (0, "8\n")
+
+
+def test_tokens_that_change_during_the_call(tiny):
+    """What another thread writes into the array meanwhile has no effect."""
+    tokens = np.full(250, 3, np.int32)
+    expected = tiny.logits(tokens)
+    stop = threading.Event()
+
+    def spoil():
+        while not stop.is_set():
+            tokens[:] = 2**30
+            tokens[:] = 3
+
+    thread = threading.Thread(target=spoil)
+    thread.start()
+    try:
+        results = []
+        for _ in range(20):
+            with contextlib.suppress(ValueError):  # it was copied at a bad moment
+                results.append(tiny.logits(tokens))
+    finally:
+        stop.set()
+        thread.join()
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_output_that_finds_no_memory(tiny_path):
+    code = """
+        import pathlib, resource, sys, tinyloop_py as tl
+        model = tl.Model(sys.argv[1], max_seq_len=512, threads=1)
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+        used = pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), resource.RLIM_INFINITY))
+        try:
+            model.states([1] * 500, loops=1000)
+        except MemoryError as error:
+            print(isinstance(error, tl.Error), "out of memory" in str(error))
+    """
+    result = run_python(code, tiny_path)
+    assert (result.stdout, result.stderr) == ("True True\n", "")
 
 
 def test_out_of_memory(tiny_path):
