@@ -55,7 +55,8 @@ lint: $(VENV)/.lint-tools
 	@echo '==> mypy'
 	@$(BIN)/mypy --no-error-summary
 	@# From another folder: the package that is installed, which has the built module.
-	@cd $(VENV) && bin/stubtest --mypy-config-file $(CURDIR)/pyproject.toml tinyloop_py._core
+	@cd $(VENV) && bin/stubtest --mypy-config-file $(CURDIR)/pyproject.toml tinyloop_py._caches \
+	    tinyloop_py._core
 
 format: $(VENV)/.lint-tools
 	$(BIN)/clang-format -i $(C_FILES)
@@ -100,7 +101,9 @@ $(VENV)/.created: | check-python
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
-	@echo '==> Building and installing tinyloop (compiles C and Cython, fetches what it needs)'
+	@echo '==> Building libtinyloop'
+	@$(MAKE) --no-print-directory $(JOBS) -C libtinyloop lib
+	@echo '==> Building and installing tinyloop_py, fetching the packages that it needs'
 	@$(PIP) install -qq $(if $(wildcard $(VENV)/.editable),--editable) .
 	@touch $@
 

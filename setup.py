@@ -54,7 +54,7 @@ class BuildExt(build_ext):
         super().run()
 
     def make_library(self):
-        folder = Path(self.build_temp).resolve() / "libtinyloop"
+        folder = ROOT / "build/libtinyloop"
         jobs = len(os.sched_getaffinity(0))
         # An outer make's flags are not meant for this one, and its job server is out of reach.
         environment = {
@@ -119,31 +119,39 @@ class Build(build):
                 path.unlink()
 
 
-core = Extension(
-    "tinyloop_py._core",
-    sources=["tinyloop_py/_core.pyx"],
-    depends=[HEADER, "tinyloop_py/_core.pxd"],
-    include_dirs=["include"],
-    libraries=["tinyloop"],
-    define_macros=[("Py_LIMITED_API", "0x030B0000")],
-    py_limited_api=True,
-    extra_compile_args=[
-        "-g0",
-        "-fvisibility=hidden",
-        "-Werror=incompatible-pointer-types",
-        "-Werror=int-conversion",
-    ],
-    extra_link_args=["-Wl,--enable-new-dtags,-rpath,$ORIGIN/lib"],
-)
-core.cython_c_in_temp = True
-# autotestdict: without doctests the module needs no __test__.
-core.cython_directives = {"autotestdict": False}
+def extension(name):
+    """One of the Cython modules, all built alike."""
+    module = Extension(
+        f"tinyloop_py.{name}",
+        sources=[f"tinyloop_py/{name}.pyx"],
+        depends=[HEADER, "tinyloop_py/libtinyloop.pxd", "tinyloop_py/_caches.pxd"],
+        include_dirs=["include"],
+        libraries=["tinyloop"],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        py_limited_api=True,
+        extra_compile_args=[
+            "-g0",
+            "-fvisibility=hidden",
+            "-Werror=incompatible-pointer-types",
+            "-Werror=int-conversion",
+        ],
+        extra_link_args=["-Wl,--enable-new-dtags,-rpath,$ORIGIN/lib"],
+    )
+    module.cython_c_in_temp = True
+    # autotestdict: without doctests the module needs no __test__.
+    module.cython_directives = {
+        "language_level": "3",
+        "embedsignature": True,
+        "autotestdict": False,
+    }
+    return module
+
 
 without_demo_model = os.environ.get("TINYLOOP_NO_DEMO_MODEL") == "1"
 
 setup(
     version=read_version(),
-    ext_modules=[core],
+    ext_modules=[extension("_caches"), extension("_core")],
     exclude_package_data={"tinyloop_py": ["data/*.tinyloop"] if without_demo_model else []},
     cmdclass={"build": Build, "build_ext": BuildExt},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -23,7 +23,8 @@ static void check(tl_status status, const char *what)
     exit(1);
 }
 
-/* Called with each token as soon as it is there; `user` is what the options say. Another result than 0 would stop the generation. */
+/* Called with each token as soon as it is there; `user` is what the options say. Another result
+ * than 0 would stop the generation. */
 static int32_t print_token(void *user, int32_t token)
 {
     FILE *out = user;

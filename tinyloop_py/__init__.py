@@ -11,14 +11,8 @@ with tl.Model(tl.default_model_path()) as model:
 from pathlib import Path
 from typing import Any
 
-from ._core import (
-    Model,
-    PrefixCache,
-    PrefixPool,
-    RuntimeKVCache,
-    decode_with_kv_cache_capture,
-    library_version,
-)
+from ._caches import PrefixCache, PrefixPool, RuntimeKVCache, decode_with_kv_cache_capture
+from ._core import Model, library_version
 from .errors import Error, failure, last_error
 
 __all__ = [

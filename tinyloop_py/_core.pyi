@@ -1,24 +1,14 @@
-from collections.abc import Sequence
 from os import PathLike
-from typing import (
-    Any,
-    Literal,
-    Self,
-    SupportsFloat,
-    SupportsIndex,
-    TypeAlias,
-    TypedDict,
-    type_check_only,
-)
+from typing import Literal, Self, SupportsFloat, SupportsIndex, TypedDict, type_check_only
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer, disjoint_base
+from typing_extensions import disjoint_base
 
-from .arguments import MAX_INT64 as MAX_INT64
+from ._caches import ModelHandle, PrefixCache, PrefixPool, RuntimeKVCache
+from ._caches import _Tokens as _Tokens
 
-# One-dimensional integer ids. A string, a set or an array of floats is refused at run time.
-_Tokens: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer] | Buffer
+__all__ = ["Model", "TokenStream", "library_version"]
 
 @type_check_only
 class _ModelInfo(TypedDict):
@@ -43,8 +33,7 @@ class _ModelInfo(TypedDict):
     kv_mode: Literal["fp16", "fp32"]
     threads: int
 
-@disjoint_base
-class Model:
+class Model(ModelHandle):
     def __new__(
         cls,
         path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -151,35 +140,6 @@ class Model:
     ) -> npt.NDArray[np.float32]: ...
 
 @disjoint_base
-class RuntimeKVCache:
-    def __new__(
-        cls, model: Model, loops: SupportsIndex | None = None, cache_window: SupportsIndex = 0
-    ) -> Self: ...
-    @property
-    def model(self) -> Model: ...
-    def length(self) -> int: ...
-    def __len__(self) -> int: ...
-    def bytes(self) -> int: ...
-    def clone(self) -> RuntimeKVCache: ...
-    def truncate(self, length: SupportsIndex) -> None: ...
-
-@disjoint_base
-class PrefixCache:
-    @property
-    def loops(self) -> int: ...
-    @property
-    def cache_window(self) -> int: ...
-    def length(self) -> int: ...
-    def __len__(self) -> int: ...
-    def bytes(self) -> int: ...
-
-@disjoint_base
-class PrefixPool:
-    def __new__(cls, capacity: SupportsIndex = 16) -> Self: ...
-    def size(self) -> int: ...
-    def total_cached_tokens(self) -> int: ...
-
-@disjoint_base
 class TokenStream:
     def __iter__(self) -> Self: ...
     def __next__(self) -> int: ...
@@ -187,14 +147,4 @@ class TokenStream:
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
 
-def decode_with_kv_cache_capture(
-    kv: RuntimeKVCache, tokens: _Tokens
-) -> npt.NDArray[np.float32]: ...
 def library_version() -> str: ...
-
-# Inside of the module, visible at run time: no part of the API.
-@disjoint_base
-class Options: ...
-
-def __reduce_cython__(self: object) -> Any: ...  # noqa: N807
-def __setstate_cython__(self: object, __pyx_state: object) -> Any: ...  # noqa: N807

@@ -113,10 +113,12 @@ def test_library_needs_the_c_library_alone():
     assert set(dynamic_entries(LIBRARY, "NEEDED")) <= C_LIBRARY
 
 
-def test_extension_finds_the_library_beside_it():
-    (extension,) = PACKAGE.glob("_core*.so")
-    assert "libtinyloop.so.0" in dynamic_entries(extension, "NEEDED")
-    assert dynamic_entries(extension, "RUNPATH") == ["$ORIGIN/lib"]
+def test_extensions_find_the_library_beside_them():
+    extensions = list(PACKAGE.glob("*.abi3.so"))
+    assert len(extensions) == 2
+    for extension in extensions:
+        assert "libtinyloop.so.0" in dynamic_entries(extension, "NEEDED")
+        assert dynamic_entries(extension, "RUNPATH") == ["$ORIGIN/lib"]
 
 
 def test_no_other_run_paths():

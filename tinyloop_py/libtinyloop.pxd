@@ -1,4 +1,4 @@
-# What _core.pyx needs of the C API; the header documents it.
+# What the bindings need of the C API; the header documents it.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from "tinyloop.h" nogil:
