@@ -274,6 +274,17 @@ TEST(blob_directory_fields)
     tiny_free(file);
 }
 
+TEST(blobs_of_one_name)
+{
+    tiny_spec spec = TINY_SPEC;
+    tiny_file *file = tiny_plan(&spec);
+    file->blobs[file->n_blobs++] = (tiny_blob){"card", "another", 7};
+    tiny_fill(file);
+    tiny_seal(file);
+    CHECK_REFUSED(load_status(file, NULL), "two blobs card");
+    tiny_free(file);
+}
+
 TEST(end_ids_must_be_token_ids)
 {
     static const int32_t wrong[][2] = {{0, 50}, {-1, 0}, {INT32_MAX, 0}, {0, INT32_MIN}};
