@@ -2,8 +2,8 @@
  *
  * Conventions
  *   Ownership   A function whose first parameter is `tl_x **out` makes a reference that the caller
- *               gives back with tl_x_release. Handles are counted; a child keeps what it needs of
- *               its parents, so any order of release is right. Releasing NULL does nothing.
+ *               gives back with tl_x_release. A child keeps what it needs of its parents, so any
+ *               order of release is right. Releasing NULL does nothing.
  *   Parameters  Outputs first, then the object, then inputs, then options. On failure handles and
  *               counts among the outputs are set to NULL or 0.
  *   Errors      Functions return a tl_status. Anything but TL_STATUS_OK leaves a sentence in
@@ -105,8 +105,9 @@ typedef struct tl_model_options {
  * Errors: IO, FORMAT, UNSUPPORTED (names the field of the file), INVALID, NOMEM. */
 TL_API tl_status tl_model_load(tl_model **out, const char *path, const tl_model_options *options);
 
-/* From now on calls with this model fail with TL_STATUS_CLOSED; those under way end normally.
- * Memory returns when the last handle that uses the model is released. Closing twice is fine. */
+/* From now on calls that would compute with this model fail with TL_STATUS_CLOSED; those under way
+ * end normally, and what only looks, clones or truncates goes on. Memory returns when the last
+ * handle that uses the model is released. Closing twice is fine. */
 TL_API void tl_model_close(tl_model *model);
 
 TL_API tl_model *tl_model_retain(tl_model *model);
@@ -144,8 +145,8 @@ TL_API tl_status tl_model_get_info(tl_model_info *info, const tl_model *model);
 TL_API tl_status tl_model_blob(const void **data, size_t *size, const tl_model *model,
                                const char *name);
 
-/* Totals since the model was loaded; they only grow. A token is counted when it went through the
- * layers: the last token of a generation is not fed back and not counted. */
+/* Totals since the model was loaded; they only grow. Tokens count when they have gone through the
+ * layers, whatever for: a generation's last token never does. */
 typedef struct tl_counters {
     size_t size; /* set by the caller to sizeof(tl_counters) */
     uint64_t tokens_prefilled;
@@ -212,9 +213,9 @@ TL_API tl_status tl_decode_with_kv_cache_capture(float *hidden, tl_kv_cache *kv,
 /* Called after each token, with no lock held; return non-zero to stop there (not an error). */
 typedef int32_t (*tl_token_callback)(void *user, int32_t token);
 
-/* Sampling, in this order: repetition penalty (over prompt and generated ids; positive logits are
- * divided, negative ones multiplied), temperature, top_k, top_p, min_p, then a draw with a
- * counter-based generator keyed by (seed, position). */
+/* Sampling takes these steps: the repetition penalty on each id that the text so far has (logits
+ * above 0 are divided by it, others multiplied), then temperature, top_k, top_p and min_p; then one
+ * number is drawn that depends on the seed and the token's position alone. */
 typedef struct tl_generate_options {
     size_t size;
     int64_t max_tokens;         /* >= 0; n_prompt + max_tokens <= max_seq_len */
@@ -228,7 +229,7 @@ typedef struct tl_generate_options {
     uint64_t seed;              /* used if has_seed */
     int32_t has_seed;           /* zero: a fresh seed */
     int32_t has_stop_tokens;    /* zero: the file's end ids; else stop_tokens, which may be none */
-    const int32_t *stop_tokens; /* a stop token that was produced is kept and ends the generation */
+    const int32_t *stop_tokens; /* one that comes is kept and ends the generation */
     size_t n_stop_tokens;
     tl_token_callback on_token; /* may be NULL */
     void *user;

@@ -34,6 +34,7 @@ cdef class RuntimeKVCache:
     cdef bint busy  # on some thread
     cdef object __weakref__
 
+    cdef int check_free(self) except -1
     cdef int begin(self) except -1
 
 

@@ -148,22 +148,28 @@ cdef class RuntimeKVCache:
             with nogil:
                 tl_kv_cache_release(handle)
 
-    cdef int begin(self) except -1:
+    cdef int check_free(self) except -1:
         if self.busy:
             raise failure(Error, "this RuntimeKVCache is in use on another thread; give each "
                                  "thread a clone")
+        return 0
+
+    cdef int begin(self) except -1:
+        self.check_free()
         self.busy = True
         return 0
 
     def length(self):
         """Positions that are written."""
+        self.check_free()
         return tl_kv_cache_length(self.handle)
 
     def __len__(self):
-        return tl_kv_cache_length(self.handle)
+        return self.length()
 
     def bytes(self):
         """Bytes of the KV blocks that it refers to, those it shares included."""
+        self.check_free()
         return tl_kv_cache_bytes(self.handle)
 
     def clone(self):
@@ -293,14 +299,14 @@ cdef class PrefixPool:
                 tl_prefix_pool_release(handle)
 
     def size(self):
-        """Number of entries."""
+        """How many entries it has."""
         cdef int64_t size
         with nogil:
             size = tl_prefix_pool_size(self.handle)
         return size
 
     def total_cached_tokens(self):
-        """Sum of the entries' lengths in tokens."""
+        """How many tokens its entries hold in all."""
         cdef int64_t total
         with nogil:
             total = tl_prefix_pool_total_cached_tokens(self.handle)

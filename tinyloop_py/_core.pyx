@@ -5,6 +5,7 @@ The rules for the GIL and for handles stand in _caches.pyx.
 """
 
 import os
+import threading
 import warnings
 
 import numpy as np
@@ -222,9 +223,9 @@ cdef class Model(ModelHandle):
     def counters(self):
         """Monotonic totals since the model was loaded, as a new dict of str to int.
 
-        `tokens_prefilled` and `tokens_decoded` count tokens that went through the layers (the
-        last one of a generation is not fed back and not counted); `pool_full`, `pool_partial`,
-        `pool_miss` and `pool_fallback` count requests with a pool by what became of them.
+        `tokens_prefilled` and `tokens_decoded` count tokens that have gone through the layers
+        (which a generation's last one never does); `pool_full`, `pool_partial`, `pool_miss` and
+        `pool_fallback` count requests with a pool by what became of them.
         """
         cdef tl_counters counters
         counters.size = sizeof(tl_counters)
@@ -310,11 +311,11 @@ cdef class Model(ModelHandle):
             temperature: 0 is greedy (ties go to the lowest id).
             top_k: 0 is off.
             cache_window: position p attends to p - cache_window + 1 .. p only; 0 to all.
-            top_p, min_p, repetition_penalty: applied in the order penalty (over prompt and
-                generated ids), temperature, top_k, top_p, min_p.
+            top_p, min_p, repetition_penalty: the penalty (on ids that the text so far has) comes
+                first, then temperature, top_k, top_p and min_p.
             seed: the same seed draws the same tokens, cached or not; None takes a fresh one.
-            stop_token_ids: None is the file's end ids, () none. A stop id that was produced is
-                part of the result.
+            stop_token_ids: None is the file's end ids, () none. The one that ends a generation
+                belongs to the result.
             pool: a PrefixPool whose longest match saves its part of the prefill.
 
         Raises:
@@ -470,8 +471,9 @@ cdef list run_generation(Model model, object source, object ids, Options options
         capacity = min(options.c.max_tokens, get_info(handle).max_seq_len)
         generated = np.empty(max(capacity, 1), np.int32)
         view = generated
-        options.c.on_token = check_signals
-        options.c.user = <void *> options
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            options.c.on_token = check_signals
+            options.c.user = <void *> options
         with nogil:
             if cache != NULL:
                 status = tl_generate_from_prefix_cache(&view[0], capacity, &n_generated, handle,

@@ -186,8 +186,9 @@ class Config:
     @property
     def loops(self) -> int:
         """Loops of a generation that states none."""
-        looped = any(stage.looped for stage in self.stages)
-        return self.loops_default or (8 if looped else 1)
+        if not any(stage.looped for stage in self.stages):
+            return 1
+        return self.loops_default or min(8, self.loops_max or 8)
 
 
 def stage_fields(stages: Sequence[Stage]) -> dict[str, int]:

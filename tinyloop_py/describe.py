@@ -42,9 +42,13 @@ def describe(file: TinyloopFile, *, tensors: bool = False) -> str:
 
 
 def kv_bytes_per_token(config: Config, loops: int) -> int:
-    """Bytes that the fp16 KV cache grows by with each token, over all layers and loops."""
+    """Bytes that the fp16 KV cache grows by with each token, over all layers and loops.
+
+    A head's value takes whole vectors of 16 channels (libtinyloop/kv/layout.h).
+    """
     runs = sum(stage.n_layers * (loops if stage.looped else 1) for stage in config.stages)
-    return 2 * config.n_kv_heads * config.head_dim * _FP16_BYTES * runs
+    value_dim = (config.head_dim + 15) // 16 * 16
+    return config.n_kv_heads * (config.head_dim + value_dim) * _FP16_BYTES * runs
 
 
 def _dtypes(file: TinyloopFile) -> str:
@@ -64,10 +68,6 @@ def _attention(config: Config) -> str:
     if config.loop_attention:
         parts.append(f"{config.variant('loop_attention')}, window {config.loop_window}")
     return ", ".join(parts)
-
-
-def _mlp(config: Config) -> str:
-    return f"{config.ff_size:,}, {config.variant('mlp_kind')}, {config.variant('activation')}"
 
 
 def _norms(config: Config) -> str:

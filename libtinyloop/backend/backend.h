@@ -30,7 +30,6 @@ typedef struct batch_span {
 
 typedef struct backend_options {
     int threads;
-    int64_t max_seq_len;
     int32_t kv_mode; /* TL_KV_MODE_FP16 or TL_KV_MODE_FP32 */
 } backend_options;
 

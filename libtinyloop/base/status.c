@@ -1,6 +1,7 @@
 #include "base/status.h"
 
-#include <pthread.h>
+#include "base/lock.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -25,24 +26,36 @@ const char *status_last_error(void)
     return last_error;
 }
 
-static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static lock log_lock;
+static pthread_once_t log_once = PTHREAD_ONCE_INIT;
 static tl_log_callback log_callback;
 static void *log_user;
 
+static void init_log(void)
+{
+    lock_init(&log_lock);
+}
+
+static void take_log(void)
+{
+    pthread_once(&log_once, init_log);
+    lock_take(&log_lock);
+}
+
 void log_set_callback(tl_log_callback callback, void *user)
 {
-    pthread_mutex_lock(&log_lock);
+    take_log();
     log_callback = callback;
     log_user = user;
-    pthread_mutex_unlock(&log_lock);
+    lock_give(&log_lock);
 }
 
 void log_message(int32_t level, const char *format, ...)
 {
-    pthread_mutex_lock(&log_lock);
+    take_log();
     tl_log_callback callback = log_callback;
     void *user = log_user;
-    pthread_mutex_unlock(&log_lock);
+    lock_give(&log_lock);
     if (callback == NULL)
         return;
     char text[512];

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 2000        /* about 50 microseconds before a waiter sleeps */
+#define SPINS 2000        /* before a waiter sleeps: longer than a phase mostly takes */
 #define PIECES_PER_LANE 8 /* enough for an even share, few enough to cost little */
 
 struct thread_pool {

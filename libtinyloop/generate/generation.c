@@ -161,16 +161,12 @@ void generation_destroy(generation *g)
 /* ---- running ---- */
 
 /* Runs tokens through the layers, extends the KV, and leaves the last one's state in hidden. */
-static tl_status feed(generation *g, const int32_t *tokens, size_t n, counter counter)
+static tl_status feed(generation *g, const int32_t *tokens, size_t n, counter kind)
 {
-    size_t rows = n < g->model->prefill_chunk ? n : g->model->prefill_chunk;
-    if (g->pass == NULL || run_pass_rows(g->pass) < rows) {
-        run_pass_destroy(g->pass);
-        g->pass = NULL;
-        TL_TRY(run_pass_create(&g->pass, g->model, rows));
-    }
+    if (g->pass == NULL)
+        TL_TRY(run_pass_create(&g->pass, g->model, run_rows_for(g->model, n)));
     run_item item = {.kv = g->kv, .tokens = tokens, .n_tokens = n, .last_hidden = g->hidden};
-    return run_tokens(g->pass, &item, counter);
+    return run_tokens(g->pass, &item, kind);
 }
 
 /* Shares the cache's KV and runs the rest of the prompt. */
@@ -208,7 +204,9 @@ static tl_status start_from_pool(generation *g)
     }
     engine_count(g->model, COUNT_POOL_FALLBACK, 1);
     kv_cache_release(g->kv);
+    run_pass_destroy(g->pass);
     g->kv = NULL;
+    g->pass = NULL;
     return start_plainly(g);
 }
 

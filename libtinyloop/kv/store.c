@@ -1,8 +1,7 @@
 #include "kv/store.h"
 
+#include "base/lock.h"
 #include "base/memory.h"
-
-#include <pthread.h>
 
 #define SLAB_BYTES ((size_t)4 << 20) /* about; at least one block */
 #define SLAB_MAX_BLOCKS 1024
@@ -28,7 +27,7 @@ struct kv_slab {
 };
 
 struct kv_store {
-    pthread_mutex_t lock;
+    lock lock;
     kv_memory memory;
     bool poison;
     int n_classes;
@@ -42,7 +41,7 @@ tl_status kv_store_create(kv_store **out, kv_memory memory, const size_t *block_
     kv_store *store = mem_zeroed(1, sizeof *store);
     if (store == NULL)
         return tl_fail_nomem("the KV store", sizeof *store);
-    pthread_mutex_init(&store->lock, NULL);
+    lock_init(&store->lock);
     store->memory = memory;
     store->poison = poison;
     store->n_classes = n_classes;
@@ -152,13 +151,13 @@ tl_status kv_store_take(kv_store *store, int class_index, size_t n, kv_block **b
 {
     slab_class *class = &store->classes[class_index];
     size_t taken = 0;
-    pthread_mutex_lock(&store->lock);
+    lock_take(&store->lock);
     while (taken < n && (blocks[taken] = take_one(store, class)) != NULL)
         taken++;
     bool complete = taken == n;
     while (!complete && taken > 0)
         give_one(store, blocks[--taken]);
-    pthread_mutex_unlock(&store->lock);
+    lock_give(&store->lock);
     if (!complete)
         return tl_fail_nomem("KV blocks", class->blocks_per_slab * class->block_bytes);
     for (size_t i = 0; store->poison && i < n; i++)
@@ -171,9 +170,9 @@ void kv_block_release(kv_block *block)
     if (!ref_release(&block->references))
         return;
     kv_store *store = block->slab->store;
-    pthread_mutex_lock(&store->lock);
+    lock_take(&store->lock);
     give_one(store, block);
-    pthread_mutex_unlock(&store->lock);
+    lock_give(&store->lock);
 }
 
 void kv_store_copy(kv_store *store, const kv_block *to, const kv_block *from)
@@ -189,13 +188,13 @@ size_t kv_store_block_bytes(const kv_store *store, int class)
 void kv_store_bytes(kv_store *store, size_t *in_use, size_t *in_slabs)
 {
     *in_use = *in_slabs = 0;
-    pthread_mutex_lock(&store->lock);
+    lock_take(&store->lock);
     for (int i = 0; i < store->n_classes; i++) {
         const slab_class *class = &store->classes[i];
         *in_use += class->n_in_use * class->block_bytes;
         *in_slabs += class->n_slabs * class->blocks_per_slab * class->block_bytes;
     }
-    pthread_mutex_unlock(&store->lock);
+    lock_give(&store->lock);
 }
 
 void kv_store_destroy(kv_store *store)
@@ -205,6 +204,6 @@ void kv_store_destroy(kv_store *store)
     for (int i = 0; i < store->n_classes; i++)
         while (store->classes[i].slabs != NULL)
             remove_slab(store, store->classes[i].slabs);
-    pthread_mutex_destroy(&store->lock);
+    lock_destroy(&store->lock);
     mem_free(store);
 }

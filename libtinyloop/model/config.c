@@ -26,7 +26,7 @@ static const int_rule format_rules[] = {
     RULE(hidden_size, 1, 1 << 17),
     RULE(n_heads, 1, 4096),
     RULE(n_kv_heads, 1, 4096),
-    RULE(head_dim, 2, 256),
+    RULE(head_dim, 2, CONFIG_MAX_HEAD_DIM),
     RULE(ff_size, 1, 1 << 20),
     RULE(max_positions, 0, INT64_C(1) << 31),
     RULE(tied_head, 0, 1),

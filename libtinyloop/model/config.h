@@ -5,6 +5,7 @@
 #include "base/status.h"
 
 #define CONFIG_MAX_STAGES 4
+#define CONFIG_MAX_HEAD_DIM 256
 
 /* I: signed 64-bit integer, F: double. The position in this list is the field's number. */
 /* clang-format off */

@@ -1,9 +1,8 @@
 #include "prefix/pool.h"
 
+#include "base/lock.h"
 #include "base/memory.h"
 #include "prefix/index.h"
-
-#include <pthread.h>
 
 typedef struct pool_entry {
     tl_prefix_cache *cache; /* retained */
@@ -12,7 +11,7 @@ typedef struct pool_entry {
 
 struct tl_prefix_pool {
     ref_count references;
-    pthread_mutex_t lock;
+    lock lock;
     size_t capacity;
     size_t size;
     size_t allocated;  /* of `heap` */
@@ -34,7 +33,7 @@ tl_status prefix_pool_create(tl_prefix_pool **out, size_t capacity)
         return status;
     }
     atomic_init(&pool->references, 1);
-    pthread_mutex_init(&pool->lock, NULL);
+    lock_init(&pool->lock);
     pool->capacity = capacity > 0 ? capacity : 1;
     *out = pool;
     return TL_STATUS_OK;
@@ -60,35 +59,35 @@ void prefix_pool_release(tl_prefix_pool *pool)
     for (size_t i = 0; i < pool->size; i++)
         free_entry(pool->heap[i]);
     prefix_index_destroy(pool->index);
-    pthread_mutex_destroy(&pool->lock);
+    lock_destroy(&pool->lock);
     mem_free(pool->heap);
     mem_free(pool);
 }
 
 /* Readers lock too; the lock is no part of what const promises. */
-static void lock(const tl_prefix_pool *pool)
+static void enter(const tl_prefix_pool *pool)
 {
-    pthread_mutex_lock((pthread_mutex_t *)&pool->lock);
+    lock_take((lock *)&pool->lock);
 }
 
-static void unlock(const tl_prefix_pool *pool)
+static void leave(const tl_prefix_pool *pool)
 {
-    pthread_mutex_unlock((pthread_mutex_t *)&pool->lock);
+    lock_give((lock *)&pool->lock);
 }
 
 size_t prefix_pool_size(const tl_prefix_pool *pool)
 {
-    lock(pool);
+    enter(pool);
     size_t size = pool->size;
-    unlock(pool);
+    leave(pool);
     return size;
 }
 
 int64_t prefix_pool_total_tokens(const tl_prefix_pool *pool)
 {
-    lock(pool);
+    enter(pool);
     int64_t total = pool->total_tokens;
-    unlock(pool);
+    leave(pool);
     return total;
 }
 
@@ -185,9 +184,9 @@ static tl_status insert(tl_prefix_pool *pool, pool_entry *entry, pool_entry **lo
 tl_status prefix_pool_register(tl_prefix_pool *pool, tl_model *model, const int32_t *tokens,
                                size_t n_tokens, cache_key key)
 {
-    lock(pool);
+    enter(pool);
     bool known = prefix_index_find(pool->index, space_of(model, key), tokens, n_tokens) != NULL;
-    unlock(pool);
+    leave(pool);
     if (known)
         return TL_STATUS_OK;
     pool_entry *entry = mem_zeroed(1, sizeof *entry);
@@ -196,9 +195,9 @@ tl_status prefix_pool_register(tl_prefix_pool *pool, tl_model *model, const int3
     tl_status status = prefix_cache_build(&entry->cache, model, tokens, n_tokens, key);
     pool_entry *loser = entry;
     if (status == TL_STATUS_OK) {
-        lock(pool);
+        enter(pool);
         status = insert(pool, entry, &loser);
-        unlock(pool);
+        leave(pool);
     }
     free_entry(loser);
     return status;
@@ -207,10 +206,10 @@ tl_status prefix_pool_register(tl_prefix_pool *pool, tl_model *model, const int3
 tl_prefix_cache *prefix_pool_match(tl_prefix_pool *pool, const tl_model *model,
                                    const int32_t *prompt, size_t n_prompt, cache_key key)
 {
-    lock(pool);
+    enter(pool);
     const pool_entry *entry =
         prefix_index_longest(pool->index, space_of(model, key), prompt, n_prompt);
     tl_prefix_cache *cache = entry != NULL ? prefix_cache_retain(entry->cache) : NULL;
-    unlock(pool);
+    leave(pool);
     return cache;
 }

@@ -85,7 +85,7 @@ static tl_status load_from(tl_model *model, const model_file *file, const tl_mod
         threads = threads_available();
         threads = threads < MAX_THREADS ? threads : MAX_THREADS;
     }
-    backend_options backend = {threads, options->max_seq_len, model->kv_mode};
+    backend_options backend = {threads, model->kv_mode};
     TL_TRY(load_weights(model, file, &backend));
     TL_TRY(model_plan_build(&model->plan, &model->config));
     TL_TRY(create_store(model));

@@ -2,17 +2,12 @@
 
 #include "base/memory.h"
 
-static size_t pass_rows(const tl_model *model, size_t n_tokens)
-{
-    return n_tokens < model->prefill_chunk ? n_tokens : model->prefill_chunk;
-}
-
 /* A fresh sequence and a pass for it; both or none. */
 static tl_status begin(tl_kv_cache **kv, run_pass **pass, tl_model *model, size_t n_tokens,
                        cache_key key)
 {
     TL_TRY(kv_cache_create(kv, model, key));
-    tl_status status = run_pass_create(pass, model, pass_rows(model, n_tokens));
+    tl_status status = run_pass_create(pass, model, run_rows_for(model, n_tokens));
     if (status != TL_STATUS_OK)
         kv_cache_release(*kv);
     return status;
@@ -68,7 +63,7 @@ tl_status evaluate_states(float *states, tl_model *model, const int32_t *tokens,
 tl_status evaluate_extend(float *hidden, tl_kv_cache *kv, const int32_t *tokens, size_t n_tokens)
 {
     run_pass *pass;
-    TL_TRY(run_pass_create(&pass, kv->model, pass_rows(kv->model, n_tokens)));
+    TL_TRY(run_pass_create(&pass, kv->model, run_rows_for(kv->model, n_tokens)));
     run_item item = {.kv = kv, .tokens = tokens, .n_tokens = n_tokens, .last_hidden = hidden};
     tl_status status = run_extend(pass, &item, COUNT_DECODED);
     run_pass_destroy(pass);

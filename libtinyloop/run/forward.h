@@ -22,6 +22,12 @@ tl_status run_pass_create(run_pass **out, tl_model *model, size_t max_rows);
 void run_pass_destroy(run_pass *pass);
 size_t run_pass_rows(const run_pass *pass);
 
+/* Rows of a pass that a text of n_tokens goes through: it is chunked where it is long. */
+static inline size_t run_rows_for(const tl_model *model, size_t n_tokens)
+{
+    return n_tokens < model->prefill_chunk ? n_tokens : model->prefill_chunk;
+}
+
 /* One pass over all items (their tokens together at most the pass's rows; all of the same loops).
  * On failure (NOMEM) every sequence is as it was. */
 tl_status run_forward(run_pass *pass, const run_item *items, size_t n_items);
@@ -30,7 +36,8 @@ tl_status run_forward(run_pass *pass, const run_item *items, size_t n_items);
  * sequence may have lost what its window no longer covers: release it, or see run_extend. */
 tl_status run_tokens(run_pass *pass, const run_item *item, counter counter);
 
-/* As run_tokens, but on failure the sequence is as it was. */
+/* As run_tokens, but on failure the sequence is as it was: where that takes more than one pass, the
+ * blocks that a window leaves behind are kept until the end. */
 tl_status run_extend(run_pass *pass, const run_item *item, counter counter);
 
 /* logits [n, vocab] of final states [n, hidden]; n at most the pass's rows. */

@@ -307,7 +307,7 @@ TEST(end_ids_must_be_token_ids)
 
 TEST(tensors_that_are_missing_extra_or_misshaped)
 {
-    for (size_t s = 0; s < TINY_N_SPECS; s++) {
+    for (size_t s = 0; s < TINY_N_SPECS - 1; s++) { /* the last is large */
         tiny_file *whole = tiny_plan(&tiny_specs[s]);
         for (size_t i = 0; i < whole->n_tensors; i++) {
             for (int change = 0; change < 5; change++) {
@@ -349,26 +349,30 @@ TEST(tensors_that_are_missing_extra_or_misshaped)
  * that can be used; its logits may be anything. */
 TEST(random_changes_never_crash)
 {
-    for (uint64_t round = 0; round < 2000; round++) {
-        tiny_file *file = tiny_make(&tiny_specs[round % 5]);
-        int n_changes = 1 + (int)(round % 3);
-        for (int i = 0; i < n_changes; i++) {
-            double u[3];
-            for (uint64_t k = 0; k < 3; k++)
-                u[k] = random_uniform(99, (round * 3 + (uint64_t)i) * 3 + k);
-            size_t at = 24 + (size_t)(u[0] * (double)(file->meta_size - 24 - 8));
-            size_t width = u[1] < 0.3 ? 1 : u[1] < 0.6 ? 4 : 8;
-            const uint64_t words[] = {0,          1,          2,          65536,
-                                      UINT64_MAX, 1ull << 63, 1ull << 32, (uint64_t)(u[2] * 1e18)};
-            if (width > 1)
-                at -= at % 4;
-            memcpy(file->bytes + at, &words[(int)(u[2] * 8)], width);
+    enum { N_FILES = 5, N_ROUNDS = 2500 };
+    for (uint64_t f = 0; f < N_FILES; f++) {
+        tiny_file *file = tiny_make(&tiny_specs[f]);
+        unsigned char *sound = malloc(file->meta_size);
+        memcpy(sound, file->bytes, file->meta_size);
+        for (uint64_t round = f; round < N_ROUNDS; round += N_FILES) {
+            for (uint64_t i = 0; i <= round % 3; i++) {
+                double u[3];
+                for (uint64_t k = 0; k < 3; k++)
+                    u[k] = random_uniform(99, (round * 3 + i) * 3 + k);
+                size_t at = 24 + (size_t)(u[0] * (double)(file->meta_size - 24 - 8));
+                size_t width = u[1] < 0.3 ? 1 : u[1] < 0.6 ? 4 : 8;
+                const uint64_t words[] = {
+                    0, 1, 2, 65536, UINT64_MAX, 1ull << 63, 1ull << 32, (uint64_t)(u[2] * 1e18)};
+                memcpy(file->bytes + (width > 1 ? at - at % 4 : at), &words[(int)(u[2] * 8)],
+                       width);
+            }
+            tiny_seal_meta(file);
+            tl_status status = load_status(file, NULL);
+            test_check(status == TL_STATUS_OK || refused(status), __FILE__, __LINE__,
+                       "round %d: status %d", (int)round, (int)status);
+            memcpy(file->bytes, sound, file->meta_size);
         }
-        tiny_seal_meta(file);
-        tl_status status = load_status(file, NULL);
-        bool known = status == TL_STATUS_OK || refused(status);
-        test_check(known, __FILE__, __LINE__, "round %llu: status %d", (unsigned long long)round,
-                   (int)status);
+        free(sound);
         tiny_free(file);
     }
 }

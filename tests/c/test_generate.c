@@ -60,11 +60,11 @@ TEST(all_ways_give_the_same_tokens)
         tl_model *model = tiny_load(&tiny_specs[s], &loading);
         int32_t prompt[N_PROMPT];
         tiny_tokens(prompt, N_PROMPT, tiny_specs[s].vocab, s);
-        for (size_t w = 0; w < 6; w++) {
+        for (size_t w = 0; w < (s < 5 ? 6 : 2); w++) { /* the last is large */
             tl_generate_options options = w % 2 ? greedy(N_NEW) : sampled(N_NEW, w);
             options.cache_window = windows[w];
             options.loops = tiny_specs[s].core > 0 ? (int64_t)w : 0;
-            check_options(model, prompt, &options, s == 0 && w < 2 ? 1 : 11);
+            check_options(model, prompt, &options, s == 0 && w < 2 ? 1 : 22);
         }
         tl_model_release(model);
     }

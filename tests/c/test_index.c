@@ -169,6 +169,31 @@ TEST(nested_prefixes)
     prefix_index_destroy(index);
 }
 
+/* So many that some share a slot of the table: they must be told apart by all three parts. */
+TEST(many_spaces)
+{
+    enum { N = 8, N_ALL = N * N * N };
+    static char models[2 * N], entries[N_ALL];
+    const int32_t t[] = {1, 2, 3};
+    prefix_index *index;
+    REQUIRE_OK(prefix_index_create(&index));
+    for (int i = 0; i < N_ALL; i++) {
+        index_space space = {&models[i % N], i / N % N, i / N / N};
+        CHECK(prefix_index_longest(index, space, t, 3) == NULL);
+        REQUIRE_OK(prefix_index_insert(index, space, t, 2, &entries[i]));
+    }
+    for (int i = 0; i < N_ALL; i++) {
+        index_space space = {&models[i % N], i / N % N, i / N / N};
+        CHECK(prefix_index_longest(index, space, t, 3) == &entries[i]);
+        for (int part = 0; part < 3; part++) {
+            index_space other = {&models[i % N + N * (part == 0)], i / N % N + N * (part == 1),
+                                 i / N / N + N * (part == 2)};
+            CHECK(prefix_index_longest(index, other, t, 3) == NULL);
+        }
+    }
+    prefix_index_destroy(index);
+}
+
 TEST(random_changes_against_a_scan)
 {
     static scan s;

@@ -5,6 +5,8 @@
 #include "run/engine.h"
 
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { N_THREADS = 8, N_ROUNDS = 30, N_TEXTS = 6, N_PROMPT = 36, N_NEW = 6 };
 
@@ -339,4 +341,55 @@ TEST(one_warning_for_all_threads)
     CHECK_EQ(n_messages, 1);
     tl_set_log_callback(NULL, NULL);
     tl_model_release(model);
+}
+
+/* ---- fork ---- */
+
+typedef struct pollers {
+    tl_model *model;
+    tl_prefix_pool *pool;
+    atomic_bool stop;
+} pollers;
+
+/* Takes the locks of pool and block store as often as it can. */
+static void *poll_locks(void *arg)
+{
+    pollers *p = arg;
+    while (!atomic_load(&p->stop)) {
+        size_t in_use, in_slabs;
+        tl_prefix_pool_size(p->pool);
+        kv_store_bytes(p->model->kv, &in_use, &in_slabs);
+    }
+    return NULL;
+}
+
+TEST(a_fork_leaves_no_lock_behind)
+{
+    enum { N_FORKS = 300, N_THREADS = 2 };
+    pollers p = {.model = tiny_load(&tiny_specs[0], NULL)};
+    REQUIRE_OK(tl_prefix_pool_create(&p.pool, NULL));
+    pthread_t threads[N_THREADS];
+    for (int i = 0; i < N_THREADS; i++)
+        REQUIRE(pthread_create(&threads[i], NULL, poll_locks, &p) == 0);
+    int n_good = 0;
+    for (int i = 0; i < N_FORKS; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            int32_t tokens[3] = {1, 2, 3};
+            int64_t length;
+            tl_set_log_callback(NULL, NULL);
+            tl_status status = tl_prefix_pool_register(&length, p.pool, p.model, tokens, 3, NULL);
+            _exit(status == TL_STATUS_OK && tl_prefix_pool_size(p.pool) == 1 ? 0 : 1);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        n_good += WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    }
+    CHECK_EQ(n_good, N_FORKS);
+    atomic_store(&p.stop, true);
+    for (int i = 0; i < N_THREADS; i++)
+        pthread_join(threads[i], NULL);
+    tl_prefix_pool_release(p.pool);
+    tl_model_release(p.model);
 }

@@ -82,13 +82,20 @@ def config_of(stages, **values):
 @pytest.mark.parametrize(
     ("stages", "loops", "expected"),
     [
-        ([Stage(0, 5, 0, 0)], 1, 2 * 3 * 10 * 2 * 5),
-        ([Stage(0, 5, 1, 0)], 4, 2 * 3 * 10 * 2 * 20),
-        ([Stage(0, 1, 0, 0), Stage(1, 3, 1, 1), Stage(4, 2, 0, 0)], 7, 2 * 3 * 10 * 2 * 24),
+        ([Stage(0, 5, 0, 0)], 1, 3 * (10 + 16) * 2 * 5),
+        ([Stage(0, 5, 1, 0)], 4, 3 * (10 + 16) * 2 * 20),
+        ([Stage(0, 1, 0, 0), Stage(1, 3, 1, 1), Stage(4, 2, 0, 0)], 7, 3 * (10 + 16) * 2 * 24),
     ],
 )
 def test_kv_bytes(stages, loops, expected):
     assert kv_bytes_per_token(config_of(stages), loops) == expected
+
+
+def test_kv_bytes_are_the_librarys(tiny, tiny_path):
+    config, info = fmt.read_file(tiny_path).config, tiny.info
+    for loops in (1, 3, 12):
+        expected = info["kv_bytes_fixed"] + loops * info["kv_bytes_loop"]
+        assert kv_bytes_per_token(config, loops) == expected
 
 
 def test_families_that_do_not_run_yet_are_described(tmp_path):
@@ -119,7 +126,7 @@ def test_families_that_do_not_run_yet_are_described(tmp_path):
     assert text["mlp"] == "0, gated, unknown (9)"
     assert text["stage 0"] == "layers 0 to 1, looped, weightless norm after each run"
     assert text["stage 1"] == "layer 2, once, end_norm 7"
-    assert text["loops"] == "8 by default, 2 to 4 allowed"
+    assert text["loops"] == "4 by default, 2 to 4 allowed"
     assert text["injection"] == "concat_linear embedding"
     assert text["exit"] == "sigmoid CDF"
     assert text["mask"] == "prefix-LM"

@@ -50,7 +50,7 @@ static void rotate_pairs(backend_pass *pass, const plan_step *step, int plane,
         size_t position = (size_t)span->first_position + row - span->first_row;
         attention_row at = {
             .qkv = pass->qkv + row * qkv_width,
-            .cos_sin = model->rope + position * hd,
+            .cos_sin = pass->rope + row * hd,
             .block = span->tables[(size_t)plane * span->table_stride + position / KV_BLOCK],
             .slot = position % KV_BLOCK,
         };

@@ -26,7 +26,7 @@ static void model_destroy(backend_model *model)
     mem_free(model->final_norm);
     for (int s = 0; s < CONFIG_MAX_STAGES; s++)
         mem_free(model->stage_norm[s]);
-    mem_free(model->rope);
+    mem_free(model->rope_frequencies);
     thread_pool_destroy(model->threads);
     mem_free(model);
 }
@@ -102,7 +102,7 @@ static tl_status model_create(backend_model **out, const model_file *file,
     if (status == TL_STATUS_OK)
         status = pack_all(model, weights);
     if (status == TL_STATUS_OK)
-        status = cpu_rope_table(&model->rope, c, options->max_seq_len);
+        status = cpu_rope_frequencies(&model->rope_frequencies, c);
     if (status != TL_STATUS_OK) {
         model_destroy(model);
         return status;
@@ -176,6 +176,7 @@ static void pass_destroy(backend_pass *pass)
     mem_free(pass->mixed);
     mem_free(pass->gate);
     mem_free(pass->up);
+    mem_free(pass->rope);
     mem_free(pass);
 }
 
@@ -196,8 +197,9 @@ static tl_status pass_create(backend_pass **out, backend_model *model, size_t ma
     pass->mixed = mem_aligned(max_rows, q_width * sizeof(float));
     pass->gate = mem_aligned(max_rows, model->ff * sizeof(float));
     pass->up = mem_aligned(max_rows, model->ff * sizeof(float));
+    pass->rope = mem_aligned(max_rows, model->head_dim * sizeof(float));
     if (!pass->x || !pass->e || !pass->normed || !pass->qkv || !pass->mixed || !pass->gate ||
-        !pass->up) {
+        !pass->up || !pass->rope) {
         pass_destroy(pass);
         return tl_fail_nomem("a forward pass",
                              max_rows * (3 * model->hidden + qkv_width + q_width + 2 * model->ff) *

@@ -86,8 +86,10 @@ void cpu_matrix_row(const cpu_matrix *matrix, size_t row, float *out); /* [colum
 /* A vector as float32; NULL if there is no memory. */
 float *cpu_vector(const file_tensor *tensor);
 
-/* [n_positions][head_dim / 2][cos, sin]; rope.c */
-tl_status cpu_rope_table(float **out, const model_config *config, int64_t n_positions);
+/* rope.c: radians a position of each pair of channels [head_dim / 2], and a position's row of
+ * cosines and sines [head_dim / 2][2], computed in float64 and rounded once. */
+tl_status cpu_rope_frequencies(double **out, const model_config *config);
+void cpu_rope_row(float *cos_sin, const double *frequencies, size_t pairs, int64_t position);
 
 /* ---- model and pass ---- */
 
@@ -112,7 +114,7 @@ struct backend_model {
     cpu_matrix head;   /* empty if it is the embedding */
     float *final_norm; /* [hidden] */
     float *stage_norm[CONFIG_MAX_STAGES];
-    float *rope; /* [max_seq_len][head_dim / 2][cos, sin] */
+    double *rope_frequencies; /* [head_dim / 2] */
     size_t weight_bytes;
 };
 
@@ -129,6 +131,7 @@ struct backend_pass {
     float *mixed;  /* [rows][n_heads head_dim] attention's output */
     float *gate;   /* [rows][ff] */
     float *up;     /* [rows][ff] */
+    float *rope;   /* [rows][head_dim / 2][cos, sin] of the rows' positions */
 };
 
 /* steps.c */

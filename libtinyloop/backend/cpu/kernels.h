@@ -12,6 +12,7 @@ _Static_assert(PANEL_VECTORS == 2, "linear_tile keeps two vectors a panel");
 _Static_assert(CPU_KG % 2 == 0, "columns go in pairs");
 _Static_assert(KV_BLOCK == 2 * CPU_LANES, "scores of a block are two vectors");
 _Static_assert(KV_V_ALIGN == CPU_LANES, "values are read by whole vectors");
+_Static_assert(CONFIG_MAX_HEAD_DIM % (2 * CPU_LANES) == 0, "values are written by whole vectors");
 
 /* ---- linear ---- */
 
@@ -210,7 +211,7 @@ static void store_kv(void *to, const float *from, size_t n, size_t stride, const
 typedef struct attend_state {
     float max[CPU_LANES];
     float sum[CPU_LANES];
-    float values[CPU_ATTEND_QUERIES][256];
+    float values[CPU_ATTEND_QUERIES][CONFIG_MAX_HEAD_DIM];
     bool started[CPU_ATTEND_QUERIES];
 } attend_state;
 
@@ -245,7 +246,7 @@ SIMD_INLINE void score_queries(int32_t mode, int n, const attend_query *queries,
 /* values[q] = sum over positions [begin, end) of weights[q][position] v[position]. */
 SIMD_INLINE void weigh_values(int32_t mode, int n, const void *v, const kv_layout *layout,
                               size_t begin, size_t end, float (*weights)[KV_BLOCK],
-                              float (*values)[256])
+                              float (*values)[CONFIG_MAX_HEAD_DIM])
 {
     for (size_t d = 0; d < layout->v_stride; d += 2 * CPU_LANES) {
         bool two = d + CPU_LANES < layout->v_stride;
@@ -291,7 +292,8 @@ SIMD_INLINE void softmax_block(float *scores, size_t begin, size_t end, float *m
 
 /* Adds a block's finished (max, sum, values) to what came before it. */
 SIMD_INLINE void merge_block(attend_state *state, size_t n, const float *max, const float *sum,
-                             float (*values)[256], const bool *visible, size_t width)
+                             float (*values)[CONFIG_MAX_HEAD_DIM], const bool *visible,
+                             size_t width)
 {
     float scale_old[CPU_LANES], scale_new[CPU_LANES];
     vf old_max = vf_load(state->max), new_max = vf_load(max);
@@ -355,7 +357,7 @@ SIMD_INLINE void score_block(int32_t mode, const attend_args *args, const void *
 
 SIMD_INLINE void weigh_block(int32_t mode, const attend_args *args, const void *v,
                              const size_t *begin, const size_t *end, const bool *visible,
-                             float (*weights)[KV_BLOCK], float (*values)[256])
+                             float (*weights)[KV_BLOCK], float (*values)[CONFIG_MAX_HEAD_DIM])
 {
     size_t q = 0;
     while (q < args->n_queries) {
@@ -398,7 +400,7 @@ SIMD_INLINE void attend_mode(int32_t mode, const attend_args *args)
     memset(state.max, 0, sizeof state.max);
     memset(state.sum, 0, sizeof state.sum);
     memset(state.started, 0, sizeof state.started);
-    float scores[CPU_ATTEND_QUERIES][KV_BLOCK], values[CPU_ATTEND_QUERIES][256];
+    float scores[CPU_ATTEND_QUERIES][KV_BLOCK], values[CPU_ATTEND_QUERIES][CONFIG_MAX_HEAD_DIM];
     int64_t first = args->queries[0].position, last = args->queries[args->n_queries - 1].position;
     int64_t low = args->window > 0 && first >= args->window ? first - args->window + 1 : 0;
     for (int64_t b = low / KV_BLOCK; b <= last / KV_BLOCK; b++) {

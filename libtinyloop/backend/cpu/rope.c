@@ -18,22 +18,27 @@ static double llama3_frequency(const model_config *c, double frequency)
     return (1 - blend) * frequency / c->rope_factor + blend * frequency;
 }
 
-tl_status cpu_rope_table(float **out, const model_config *config, int64_t n_positions)
+tl_status cpu_rope_frequencies(double **out, const model_config *config)
 {
     size_t pairs = (size_t)config->head_dim / 2;
-    float *table = mem_aligned((size_t)n_positions, pairs * 2 * sizeof *table);
-    *out = table;
-    if (table == NULL)
-        return tl_fail_nomem("the rotary table", (size_t)n_positions * pairs * 2 * sizeof *table);
+    double *frequencies = mem_array(pairs, sizeof *frequencies);
+    *out = frequencies;
+    if (frequencies == NULL)
+        return tl_fail_nomem("rotary frequencies", pairs * sizeof *frequencies);
     for (size_t i = 0; i < pairs; i++) {
         double frequency = pow(config->rope_theta, -2.0 * (double)i / (double)config->rotary_dim);
         if (config->rope_scaling == ROPE_SCALING_LLAMA3)
             frequency = llama3_frequency(config, frequency);
-        for (size_t p = 0; p < (size_t)n_positions; p++) {
-            double angle = (double)p * frequency;
-            table[(p * pairs + i) * 2] = (float)cos(angle);
-            table[(p * pairs + i) * 2 + 1] = (float)sin(angle);
-        }
+        frequencies[i] = frequency;
     }
     return TL_STATUS_OK;
+}
+
+void cpu_rope_row(float *cos_sin, const double *frequencies, size_t pairs, int64_t position)
+{
+    for (size_t i = 0; i < pairs; i++) {
+        double angle = (double)position * frequencies[i];
+        cos_sin[2 * i] = (float)cos(angle);
+        cos_sin[2 * i + 1] = (float)sin(angle);
+    }
 }

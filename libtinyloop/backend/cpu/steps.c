@@ -24,21 +24,28 @@ void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n
                                      model->hidden, model->norm_eps);
 }
 
+/* What a row needs of its token and of its position. */
+static void begin_row(backend_pass *pass, const batch_span *span, size_t row)
+{
+    const backend_model *model = pass->model;
+    size_t i = row - span->first_row;
+    cpu_matrix_row(&model->embed, (size_t)span->tokens[i], pass->x + row * model->hidden);
+    cpu_rope_row(pass->rope + row * model->head_dim, model->rope_frequencies, model->head_dim / 2,
+                 span->first_position + (int64_t)i);
+}
+
 void cpu_step_embed(backend_pass *pass, const plan_step *step, int plane, lane *self)
 {
     (void)step;
     (void)plane;
-    const backend_model *model = pass->model;
     size_t begin, end;
     while (lane_next(self, pass->n_rows, 1, &begin, &end)) {
         for (size_t s = 0; s < pass->n_spans; s++) {
             const batch_span *span = &pass->spans[s];
-            for (size_t i = 0; i < span->n_rows; i++) {
-                size_t row = span->first_row + i;
-                if (row >= begin && row < end)
-                    cpu_matrix_row(&model->embed, (size_t)span->tokens[i],
-                                   pass->x + row * model->hidden);
-            }
+            size_t last = span->first_row + span->n_rows;
+            size_t row = begin > span->first_row ? begin : span->first_row;
+            for (; row < end && row < last; row++)
+                begin_row(pass, span, row);
         }
     }
 }
