@@ -138,12 +138,6 @@ def extension(name):
         extra_link_args=["-Wl,--enable-new-dtags,-rpath,$ORIGIN/lib"],
     )
     module.cython_c_in_temp = True
-    # autotestdict: without doctests the module needs no __test__.
-    module.cython_directives = {
-        "language_level": "3",
-        "embedsignature": True,
-        "autotestdict": False,
-    }
     return module
 
 

@@ -1,4 +1,4 @@
-# cython: language_level=3, embedsignature=True, binding=True, auto_pickle=False
+# cython: language_level=3, embedsignature=True, auto_pickle=False, autotestdict=False
 """What is kept of runs: KV caches, prefix caches and prefix pools, and what all bindings share.
 
 Rules of the bindings: the GIL is dropped around every C call that computes, locks or frees, and is

@@ -1,4 +1,4 @@
-# cython: language_level=3, embedsignature=True, binding=True, auto_pickle=False
+# cython: language_level=3, embedsignature=True, auto_pickle=False, autotestdict=False
 """The objects of tinyloop over the C API. See the package's documentation for what they do.
 
 The rules for the GIL and for handles stand in _caches.pyx.

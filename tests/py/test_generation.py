@@ -244,7 +244,7 @@ def test_stream_equals_generate(tiny):
 def test_stream_checks_its_arguments_at_once_and_works_when_asked(tiny):
     with pytest.raises(ValueError, match="prompt is empty"):
         tiny.generate_stream([])
-    stream, done = work(tiny, lambda: tiny.generate_stream(PROMPT, 5))
+    stream, done = work(tiny, lambda: tiny.generate_stream(PROMPT, 5, stop_token_ids=()))
     assert done == {}
     _, done = work(tiny, lambda: next(stream))
     assert done == {"tokens_prefilled": len(PROMPT)}
