@@ -28,7 +28,7 @@ help:
 	@echo 'make lint      formatters and static checks'
 	@echo 'make format    let the formatters rewrite the sources'
 	@echo 'make sanitize  C tests under AddressSanitizer + UBSan and under ThreadSanitizer'
-	@echo 'make bench     benchmarks'
+	@echo 'make bench     benchmarks against PyTorch and llama.cpp; table, JSON and plot'
 	@echo 'make dev       editable install: changes to Python files need no new install'
 	@echo 'make clean     remove what was built, the virtual environment too'
 
@@ -76,8 +76,8 @@ sanitize: check-python
 	@$(MAKE) --no-print-directory -C tests/c run BUILD=$(abspath build/tsan) SANITIZE=thread \
 	    RUNNER='$(NO_ASLR)'
 
-bench: $(VENV)/.installed
-	@$(BIN)/python bench/bench.py
+bench: $(VENV)/.bench-tools
+	@$(BIN)/python bench/bench.py --out build/bench
 
 dev: $(VENV)/.created
 	@test -e $(VENV)/.editable || { rm -f $(VENV)/.installed; touch $(VENV)/.editable; }

@@ -367,6 +367,23 @@ TEST(one_warning_above_the_trained_loops)
     tl_model_release(model);
 }
 
+static void hear_once(void *user, int32_t level, const char *message)
+{
+    tl_set_log_callback(NULL, NULL); /* no lock is held that this would wait for */
+    hear(user, level, message);
+}
+
+TEST(a_log_callback_may_call_the_library)
+{
+    heard h = {0};
+    tiny_spec spec = TINY_SPEC;
+    spec.max_positions = 10;
+    tl_set_log_callback(hear_once, &h);
+    for (int i = 0; i < 2; i++)
+        tl_model_release(tiny_load(&spec, NULL));
+    CHECK_EQ(h.n, 1);
+}
+
 TEST(one_warning_above_the_trained_positions)
 {
     heard h = {0};

@@ -1,4 +1,5 @@
 /* generate/: every way to generate gives the same tokens, and the counters tell the work. */
+#include "generate/sampler.h"
 #include "outputs.h"
 #include "run/engine.h"
 
@@ -70,23 +71,38 @@ TEST(all_ways_give_the_same_tokens)
     }
 }
 
-/* The tokens are those that the logits of the whole text say. */
-TEST(greedy_follows_the_logits)
+/* The tokens are those that the sampler picks from the logits of the whole text, which has seen the
+ * prompt and what was generated. */
+static void check_against_sampler(tl_model *model, const tl_generate_options *o)
 {
-    tl_model *model = tiny_load(&tiny_specs[0], NULL);
     int32_t text[N_PROMPT + N_NEW];
     tiny_tokens(text, N_PROMPT, 50, 3);
-    tl_generate_options options = greedy(N_NEW);
-    output o = generate_plain(model, text, N_PROMPT, &options);
-    memcpy(text + N_PROMPT, o.tokens, sizeof text - N_PROMPT * sizeof *text);
+    output got = generate_plain(model, text, N_PROMPT, o);
+    CHECK_EQ(got.n, N_NEW);
+    memcpy(text + N_PROMPT, got.tokens, sizeof text - N_PROMPT * sizeof *text);
     static float logits[(N_PROMPT + N_NEW) * 50];
     CHECK_OK(tl_model_logits(logits, model, text, N_PROMPT + N_NEW, NULL));
-    for (size_t i = 0; i < N_NEW; i++) {
-        const float *row = logits + (N_PROMPT + i - 1) * 50;
-        int32_t best = 0;
-        for (int32_t t = 1; t < 50; t++)
-            best = row[t] > row[best] ? t : best;
-        CHECK_EQ(o.tokens[i], best);
+    const sampling s = {o->temperature,        o->top_k, o->top_p, o->min_p,
+                        o->repetition_penalty, o->seed};
+    for (size_t n = N_PROMPT; n < N_PROMPT + N_NEW; n++) {
+        sampler *made;
+        int32_t token = -1;
+        REQUIRE_OK(sampler_create(&made, 50, s));
+        for (size_t i = 0; i < n; i++)
+            sampler_see(made, text[i]);
+        CHECK_OK(sampler_pick(&token, made, logits + (n - 1) * 50, (int64_t)n));
+        CHECK_EQ(token, text[n]);
+        sampler_destroy(made);
+    }
+}
+
+TEST(generation_is_the_sampler_over_the_logits)
+{
+    tl_model *model = tiny_load(&tiny_specs[0], NULL);
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        tl_generate_options options = seed % 2 ? sampled(N_NEW, seed) : greedy(N_NEW);
+        options.repetition_penalty = 1 + 0.3 * (double)(seed / 2);
+        check_against_sampler(model, &options);
     }
     tl_model_release(model);
 }
@@ -109,7 +125,7 @@ TEST(seeds)
     tl_model_release(model);
 }
 
-/* The penalty sees the prompt too, the part in the cache included. */
+/* The part of the prompt that is in the cache counts too. */
 TEST(a_penalty_that_rules_the_prompt_out)
 {
     tl_model *model = tiny_load(&tiny_specs[0], NULL);

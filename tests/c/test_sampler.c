@@ -171,6 +171,18 @@ TEST(a_tiny_temperature_leaves_the_best)
     }
 }
 
+/* Half of four equal ones are two: as many as are needed, and no more. */
+TEST(top_p_keeps_as_few_as_make_it_up)
+{
+    const float equal[4] = {2, 2, 2, 2};
+    sampling s = off;
+    s.top_p = 0.5;
+    bool chosen[4] = {false};
+    for (int64_t position = 0; position < 200; position++)
+        chosen[pick(s, equal, 4, NULL, 0, position)] = true;
+    CHECK(chosen[0] && chosen[1] && !chosen[2] && !chosen[3]);
+}
+
 TEST(top_k_of_the_vocabulary_and_more_is_off)
 {
     static const int64_t large[] = {N_SOME, N_SOME + 1, 1000000, INT64_MAX};

@@ -416,12 +416,15 @@ def test_config_refuses_what_its_fields_cannot_hold(changes, message):
 
 
 def test_config_loops_and_stages():
-    looped = small_config(n_stages=2, stage1_first_layer=1, stage1_n_layers=3, stage1_looped=1)
+    stages = {"n_stages": 2, "stage1_first_layer": 1, "stage1_n_layers": 3, "stage1_looped": 1}
+    looped = small_config(**stages)
     assert looped.loops == 8
+    assert small_config(**stages, loops_max=3).loops == 3
+    assert small_config(**stages, loops_default=4).loops == 4
     assert looped.n_layers == 4
     assert [stage.n_layers for stage in looped.stages] == [1, 3]
     assert small_config().loops == 1
-    assert small_config(loops_default=4).loops == 4
+    assert small_config(loops_default=4).loops == 1  # without a looped stage
     assert looped.variant("state_init") == "the stage's input"
     assert small_config(state_init=9).variant("state_init") == "unknown (9)"
 
