@@ -230,12 +230,16 @@ typedef struct racer {
     pthread_t thread;
 } racer;
 
+static pthread_barrier_t start_line;
+
 static void *register_and_release(void *arg)
 {
     racer *r = arg;
     int64_t length;
-    for (size_t n = 1; n <= 20; n++)
+    for (size_t n = 1; n <= 20; n++) {
+        pthread_barrier_wait(&start_line); /* so that most find the key missing, and build */
         r->n_wrong += tl_prefix_pool_register(&length, r->pool, r->model, r->tokens, n, NULL) != 0;
+    }
     tl_model_release(r->model);
     return NULL;
 }
@@ -248,6 +252,7 @@ TEST(the_same_keys_from_all_threads)
     int32_t tokens[20];
     tiny_tokens(tokens, 20, 7, 1);
     racer racers[N_THREADS];
+    REQUIRE(pthread_barrier_init(&start_line, NULL, N_THREADS) == 0);
     for (int t = 0; t < N_THREADS; t++) {
         racers[t] = (racer){tl_model_retain(model), pool, tokens, 0, 0};
         REQUIRE(pthread_create(&racers[t].thread, NULL, register_and_release, &racers[t]) == 0);
@@ -257,6 +262,7 @@ TEST(the_same_keys_from_all_threads)
         pthread_join(racers[t].thread, NULL);
         CHECK_EQ(racers[t].n_wrong, 0);
     }
+    pthread_barrier_destroy(&start_line);
     CHECK_EQ(tl_prefix_pool_size(pool), 20);
     CHECK_EQ(tl_prefix_pool_total_cached_tokens(pool), 210);
     tl_prefix_pool_release(pool);
