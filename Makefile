@@ -1,8 +1,9 @@
 # What a person runs in a checkout. `make` alone lists the targets.
-# Variables: PYTHON (3.11 or later), VENV (a folder for the virtual environment).
+# Variables: PYTHON (3.11 or later), VENV (a folder for the virtual environment), FUZZ_SECONDS.
 
 PYTHON ?= python3
 VENV ?= .venv
+FUZZ_SECONDS ?= 600
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
@@ -19,7 +20,7 @@ PYTHON_FILES := setup.py tools tinyloop_py tests $(wildcard bench examples)
 # ThreadSanitizer cannot map its shadow where the kernel randomises addresses strongly.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test lint format sanitize bench dev clean check-python
+.PHONY: help demo test lint format sanitize soak fuzz bench dev clean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +29,8 @@ help:
 	@echo 'make lint      formatters and static checks'
 	@echo 'make format    let the formatters rewrite the sources'
 	@echo 'make sanitize  C tests under AddressSanitizer + UBSan and under ThreadSanitizer'
+	@echo 'make soak      minutes of registrations, generations and threads with flat memory'
+	@echo 'make fuzz      libFuzzer over the reader of model files, for FUZZ_SECONDS (600)'
 	@echo 'make bench     benchmarks against PyTorch and llama.cpp; table, JSON and plot'
 	@echo 'make dev       editable install: changes to Python files need no new install'
 	@echo 'make clean     remove what was built, the virtual environment too'
@@ -75,6 +78,22 @@ sanitize: check-python
 	    SANITIZE=thread
 	@$(MAKE) --no-print-directory -C tests/c run BUILD=$(abspath build/tsan) SANITIZE=thread \
 	    RUNNER='$(NO_ASLR)'
+
+soak: $(VENV)/.test-tools
+	@$(CHECK_MACHINE) test
+	@echo '==> The tables of a pool after each of a million calls'
+	@$(MAKE) --no-print-directory $(JOBS) -C tests/c $(abspath build/c)/test_pool_tables \
+	    BUILD=$(abspath build/c)
+	@TINYLOOP_TEST_CALLS=1000000 build/c/test_pool_tables
+	@echo '==> Registrations, generations, and a minute of eight threads'
+	@$(BIN)/python tests/py/soak.py
+
+fuzz: check-python
+	@$(CHECK_MACHINE) fuzz
+	@$(MAKE) --no-print-directory $(JOBS) -C tests/fuzz build BUILD=$(abspath build/fuzz)
+	@echo '==> Fuzzing the reader of model files for $(FUZZ_SECONDS) seconds'
+	@$(MAKE) --no-print-directory -C tests/fuzz run BUILD=$(abspath build/fuzz) \
+	    SECONDS=$(FUZZ_SECONDS)
 
 bench: $(VENV)/.bench-tools
 	@$(BIN)/python bench/bench.py --out build/bench

@@ -45,7 +45,7 @@ class Probe:
     def read_rate(self, size: int, threads: int) -> float:
         """Bytes a second of reading a block again and again, each thread its own share."""
         share = size // threads // _GRAIN * _GRAIN
-        passes = max(1, (1 << 27) // share)
+        passes = max(1, (1 << 30) // (share * threads))
         with mmap.mmap(-1, share * threads) as block:
             block.madvise(mmap.MADV_HUGEPAGE)
             array = np.frombuffer(block, np.uint64)
@@ -57,18 +57,18 @@ class Probe:
             )
         return share * threads * passes / seconds
 
-    def float32_rate(self, threads: int, steps: int = 500_000) -> float:
+    def float32_rate(self, threads: int, steps: int = 3_000_000) -> float:
         """Floating-point operations a second of float32 multiply-adds."""
         return 512 * steps * threads / _fastest(lambda _: self._fma(steps), threads)
 
-    def bfloat16_rate(self, threads: int, steps: int = 500_000) -> float | None:
+    def bfloat16_rate(self, threads: int, steps: int = 3_000_000) -> float | None:
         """The same of bfloat16 dot products, or None where the processor has none."""
         if self._bf16(0) < 0:
             return None
         return 1024 * steps * threads / _fastest(lambda _: self._bf16(steps), threads)
 
 
-def _fastest(part: Callable[[int], object], threads: int, runs: int = 25) -> float:
+def _fastest(part: Callable[[int], object], threads: int, runs: int = 15) -> float:
     """Seconds of the fastest of `runs` runs of part(0) .. part(threads - 1) side by side."""
 
     def work(thread: int, start: threading.Barrier) -> None:

@@ -26,12 +26,12 @@ class Bystanders:
 
     def restart(self) -> None:
         """Begins a new span."""
-        self._time, self._busy, self._own = time.perf_counter(), _busy_s(), time.process_time()
+        self._time, self._busy, self._own = time.perf_counter(), _busy_s(), _own_s()
 
     def share(self) -> float:
         """The share in the span until now, which ends here; 0 for one too short to tell."""
         span = (time.perf_counter() - self._time) * os.cpu_count()
-        others = max(_busy_s() - self._busy - (time.process_time() - self._own), 0.0)
+        others = max(_busy_s() - self._busy - (_own_s() - self._own), 0.0)
         if span < MIN_SPAN_S * os.cpu_count():
             return 0.0
         self.total_s += span
@@ -43,6 +43,11 @@ class Bystanders:
     def overall(self) -> float:
         """The share in all spans together."""
         return self.others_s / self.total_s if self.total_s else 0.0
+
+
+def _own_s() -> float:
+    """Processor seconds of this process and of the finished ones that it started."""
+    return sum(os.times()[:4])
 
 
 def _busy_s() -> float:

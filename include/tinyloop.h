@@ -58,6 +58,7 @@ enum {
     TL_STATUS_FORMAT = 5,      /* a file is not a sound .tinyloop file */
     TL_STATUS_UNSUPPORTED = 6, /* sound, but not built in this version or on this machine */
     TL_STATUS_NUMERIC = 7,     /* logits that are not finite */
+    TL_STATUS_INTERRUPTED = 8, /* see tl_set_interrupt_callback */
     TL_STATUS_INTERNAL = 100   /* a fault of the library itself */
 };
 
@@ -75,6 +76,19 @@ typedef void (*tl_log_callback)(void *user, int32_t level, const char *message);
 
 /* Process-wide; NULL (the default) drops messages. */
 TL_API void tl_set_log_callback(tl_log_callback callback, void *user);
+
+/* ---- Interruption ------------------------------------------------------------------------- */
+
+/* Return non-zero to end the call that asks. */
+typedef int32_t (*tl_interrupt_callback)(void *user);
+
+/* For the calling thread alone, until it sets another; with NULL, the default, nothing interrupts
+ * its calls. Asked on that thread, with no lock held, before each forward pass of a call that runs
+ * tokens: for every prefill_chunk tokens of a prompt, then for every token that follows. A call that
+ * it ends fails with TL_STATUS_INTERRUPTED. It may call the library, but not with the KV cache or
+ * the stream of the call that asks; while it runs none is set, and what it sets holds until it
+ * returns. */
+TL_API void tl_set_interrupt_callback(tl_interrupt_callback callback, void *user);
 
 /* ---- Model -------------------------------------------------------------------------------- */
 
@@ -151,7 +165,7 @@ typedef struct tl_counters {
     size_t size; /* set by the caller to sizeof(tl_counters) */
     uint64_t tokens_prefilled;
     uint64_t tokens_decoded;
-    uint64_t pool_full;     /* pool requests by outcome */
+    uint64_t pool_full;     /* pool requests by outcome, once they have started */
     uint64_t pool_partial;  /* */
     uint64_t pool_miss;     /* */
     uint64_t pool_fallback; /* a match that failed (no memory) and was generated plainly */
@@ -323,7 +337,7 @@ TL_API tl_status tl_stream_create_from_prefix_cache(tl_stream **out, tl_model *m
                                                     const tl_generate_options *options);
 
 /* *token: the next id, or -1 at the end. A failure (CLOSED if the model was closed meanwhile)
- * leaves the stream at its end. */
+ * leaves the stream at its end; only after INTERRUPTED the next call tries again. */
 TL_API tl_status tl_stream_next(int32_t *token, tl_stream *stream);
 
 /* At any time; frees what the generation held. */

@@ -1,6 +1,7 @@
 /* The exported functions: check the arguments, call inward. */
 #include "generate/generation.h"
 #include "run/evaluate.h"
+#include "run/interrupt.h"
 
 #include <string.h>
 
@@ -31,6 +32,11 @@ const char *tl_last_error(void)
 void tl_set_log_callback(tl_log_callback callback, void *user)
 {
     log_set_callback(callback, user);
+}
+
+void tl_set_interrupt_callback(tl_interrupt_callback callback, void *user)
+{
+    interrupt_set(callback, user);
 }
 
 /* ---- structs with a size ---- */

@@ -13,6 +13,7 @@ from .libtinyloop cimport (
 )
 
 
+cdef int watch_signals() except -1
 cdef object closed_error(str method)
 cdef int check(tl_status status, str method) except -1
 cdef int64_t loops_argument(object loops) except -1

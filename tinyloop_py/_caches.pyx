@@ -10,6 +10,7 @@ attribute.
 import threading
 import warnings
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t
 
 from .libtinyloop cimport *
@@ -28,7 +29,7 @@ __all__ = [
 _PRIVATE = object()  # what the makers of objects without a public constructor hand over
 
 
-# ---- errors and warnings ----------------------------------------------------------------------
+# ---- warnings ---------------------------------------------------------------------------------
 
 _messages = threading.local()
 
@@ -51,6 +52,49 @@ cdef int warn() except -1:
     return 0
 
 
+# ---- signals ----------------------------------------------------------------------------------
+
+# Python handles signals on its main thread alone (which is another thread after some forks), so
+# only that one's calls stop to look for them.
+
+cdef extern from "Python.h" nogil:
+    int Py_IsInitialized()
+
+cdef object interruption = None  # what a signal handler raised during a call
+
+
+cdef int32_t handle_signals() noexcept with gil:
+    global interruption
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        interruption = error
+        return 1
+    return 0
+
+
+cdef int32_t check_signals(void *user) noexcept nogil:
+    """Between the forward passes of a call: non-zero ends it, so that Ctrl-C does within a step."""
+    # a program that embeds Python may go on without it
+    return handle_signals() if Py_IsInitialized() else 0
+
+
+cdef int watch_signals() except -1:
+    """Lets signals interrupt this thread's calls from now on. May run any Python code."""
+    if threading.get_ident() == threading.main_thread().ident:
+        tl_set_interrupt_callback(check_signals, NULL)
+    return 0
+
+
+cdef object take_interruption():
+    global interruption
+    error = interruption
+    interruption = None
+    return error
+
+
+# ---- errors -----------------------------------------------------------------------------------
+
 cdef object closed_error(str method):
     return failure(Error, f"tinyloop.Model is closed; cannot call {method}")
 
@@ -61,6 +105,8 @@ cdef int check(tl_status status, str method) except -1:
         return warn()
     text = tl_last_error().decode("utf-8", "replace")
     _messages.__dict__.pop("pending", None)
+    if status == TL_STATUS_INTERRUPTED:
+        raise take_interruption()
     if status == TL_STATUS_CLOSED:
         raise closed_error(method)
     if status == TL_STATUS_NOMEM:
@@ -113,6 +159,7 @@ cdef class ModelHandle:
 
     cdef tl_model *use(self, str method) except NULL:
         """A reference for one call, which the caller releases; raises if the model is closed."""
+        watch_signals()
         if self.handle == NULL:
             raise closed_error(method)
         return tl_model_retain(self.handle)

@@ -5,12 +5,10 @@ The rules for the GIL and for handles stand in _caches.pyx.
 """
 
 import os
-import threading
 import warnings
 
 import numpy as np
 
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t
 
 from ._caches cimport (
@@ -24,6 +22,7 @@ from ._caches cimport (
     first,
     get_info,
     loops_argument,
+    watch_signals,
 )
 from .libtinyloop cimport *
 
@@ -42,7 +41,6 @@ cdef class Options:
 
     cdef tl_generate_options c
     cdef const int32_t[::1] stops
-    cdef object interruption  # what a signal handler raised during the call
 
     def __cinit__(self, max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
                   repetition_penalty, seed, stop_token_ids):
@@ -67,16 +65,6 @@ cdef class Options:
             self.c.n_stop_tokens = self.stops.shape[0]
             if self.stops.shape[0] > 0:
                 self.c.stop_tokens = &self.stops[0]
-
-
-cdef int32_t check_signals(void *user, int32_t token) noexcept with gil:
-    """After each token of a generation: non-zero ends it, so that Ctrl-C does within a step."""
-    try:
-        PyErr_CheckSignals()
-    except BaseException as error:
-        (<Options> user).interruption = error
-        return 1
-    return 0
 
 
 # ---- model ------------------------------------------------------------------------------------
@@ -384,8 +372,8 @@ cdef class Model(ModelHandle):
         with nogil:
             status = tl_build_prefix_cache(&cache.handle, model, data, n, &options)
             tl_model_release(model)
-        cache.tokens = np.array(ids)
         check(status, "build_prefix_cache")
+        cache.tokens = np.array(ids)
         return cache
 
     def register_prefix(self, pool, tokens, loops=None, cache_window=0):
@@ -404,22 +392,28 @@ cdef class Model(ModelHandle):
             raise closed_error("register_prefix")
         if pool is not None and not isinstance(pool, PrefixPool):
             raise failure(ArgumentTypeError, f"pool is {pool!r}; it must be a PrefixPool")
+        cdef int64_t length = 0
+        cdef tl_status status
         try:
-            return self.register_checked(pool, tokens, loops, cache_window)
+            status = self.run_registration(&length, pool, tokens, loops, cache_window)
+            if status != TL_STATUS_INTERRUPTED:
+                check(status, "register_prefix")
         except (ArgumentTypeError, OutOfMemoryError):
             raise
         except Error as error:
             if self.handle == NULL:
                 raise
             reason = str(error)
+        else:
+            check(status, "register_prefix")  # what a signal handler raised is no refusal
+            return length
         warnings.warn(f"register_prefix: {reason}", RuntimeWarning, stacklevel=1)
         return 0
 
-    cdef object register_checked(self, PrefixPool pool, object tokens, object loops,
-                                 object cache_window):
+    cdef tl_status run_registration(self, int64_t *length, PrefixPool pool, object tokens,
+                                    object loops, object cache_window) except *:
         cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
         cdef tl_cache_options options = cache_options(loops, cache_window)
-        cdef int64_t length = 0
         cdef tl_status status
         cdef size_t n = ids.shape[0]
         cdef const int32_t *data = first(ids)
@@ -428,10 +422,9 @@ cdef class Model(ModelHandle):
         cdef tl_prefix_pool *handle = pool.handle
         cdef tl_model *model = self.use("register_prefix")
         with nogil:
-            status = tl_prefix_pool_register(&length, handle, model, data, n, &options)
+            status = tl_prefix_pool_register(length, handle, model, data, n, &options)
             tl_model_release(model)
-        check(status, "register_prefix")
-        return length
+        return status
 
     def decode_with_kv_cache_capture(self, kv, tokens):
         """As the function of that name, for a cache of this model."""
@@ -471,9 +464,6 @@ cdef list run_generation(Model model, object source, object ids, Options options
         capacity = min(options.c.max_tokens, get_info(handle).max_seq_len)
         generated = np.empty(max(capacity, 1), np.int32)
         view = generated
-        if threading.current_thread() is threading.main_thread():  # others get no signals
-            options.c.on_token = check_signals
-            options.c.user = <void *> options
         with nogil:
             if cache != NULL:
                 status = tl_generate_from_prefix_cache(&view[0], capacity, &n_generated, handle,
@@ -484,8 +474,6 @@ cdef list run_generation(Model model, object source, object ids, Options options
             else:
                 status = tl_generate(&view[0], capacity, &n_generated, handle, data, n,
                                      &options.c)
-        if options.interruption is not None:
-            raise options.interruption
         check(status, method)
     finally:
         with nogil:
@@ -515,7 +503,6 @@ cdef class TokenStream:
         return self
 
     def __next__(self):
-        PyErr_CheckSignals()  # a loop in C, like list(stream), looks at none
         cdef int32_t token = self.next_token()
         if token < 0:
             raise StopIteration
@@ -540,6 +527,7 @@ cdef class TokenStream:
     cdef int32_t next_token(self) except -2:
         cdef int32_t token = -1
         cdef tl_status status
+        watch_signals()
         if self.busy:
             raise failure(Error, "the stream is in use on another thread")
         if self.handle == NULL:

@@ -13,6 +13,7 @@ cdef extern from "tinyloop.h" nogil:
         TL_STATUS_FORMAT
         TL_STATUS_UNSUPPORTED
         TL_STATUS_NUMERIC
+        TL_STATUS_INTERRUPTED
         TL_LOG_INFO
         TL_LOG_WARNING
         TL_DEVICE_AUTO
@@ -29,6 +30,9 @@ cdef extern from "tinyloop.h" nogil:
 
     ctypedef void (*tl_log_callback)(void *user, int32_t level, const char *message) noexcept
     void tl_set_log_callback(tl_log_callback callback, void *user)
+
+    ctypedef int32_t (*tl_interrupt_callback)(void *user) noexcept
+    void tl_set_interrupt_callback(tl_interrupt_callback callback, void *user)
 
     ctypedef struct tl_model:
         pass

@@ -1,6 +1,6 @@
 """Says what this machine lacks to build tinyloop, and which package brings it.
 
-    python3 tools/check_machine.py [--packages] [build] [venv] [test] [sanitize]
+    python3 tools/check_machine.py [--packages] [build] [venv] [test] [sanitize] [fuzz]
 
 Exits with 0 if everything named is there, else with 1 after one line per missing thing. With
 --packages it prints nothing but Debian package names, for apt-get, and exits with 0. Uses the
@@ -42,15 +42,15 @@ def _has_venv():
     return all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
 
 
-def _can_link_with(sanitizer):
+def _can_link_with(sanitizer, variable="CC", default="cc", function="main(void)"):
     def probe():
-        compiler = shlex.split(os.environ.get("CC") or "cc")
+        compiler = shlex.split(os.environ.get(variable) or default)
         with tempfile.TemporaryDirectory() as folder:
             options = ["-fsanitize=" + sanitizer, "-x", "c", "-", "-o", os.path.join(folder, "a")]
             try:
                 done = subprocess.run(
                     compiler + options,
-                    input=b"int main(void) { return 0; }",
+                    input="int {} {{ return 0; }}".format(function).encode(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
@@ -79,6 +79,20 @@ NEEDS = {
         Need("AddressSanitizer", "gcc", "libasan", _can_link_with("address")),
         Need("UndefinedBehaviorSanitizer", "gcc", "libubsan", _can_link_with("undefined")),
         Need("ThreadSanitizer", "gcc", "libtsan", _can_link_with("thread")),
+    ],
+    "fuzz": [
+        Need("make", "make", "make", _has_program("make")),
+        Need(
+            "clang with libFuzzer",
+            "clang libclang-rt-dev",
+            "clang compiler-rt",
+            _can_link_with(
+                "fuzzer,address,undefined",
+                variable="CLANG",
+                default="clang",
+                function="LLVMFuzzerTestOneInput(const unsigned char *p, unsigned long n)",
+            ),
+        ),
     ],
 }
 

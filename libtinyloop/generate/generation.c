@@ -127,12 +127,19 @@ tl_status generation_create(generation **out, tl_model *model, const generation_
     return TL_STATUS_OK;
 }
 
+static void drop_run(generation *g)
+{
+    run_pass_destroy(g->pass);
+    kv_cache_release(g->kv);
+    g->pass = NULL;
+    g->kv = NULL;
+}
+
 /* Everything but the handle itself: what a finished generation has no more use for. */
 static void let_go(generation *g)
 {
     g->n_left = 0;
-    run_pass_destroy(g->pass);
-    kv_cache_release(g->kv);
+    drop_run(g);
     sampler_destroy(g->sampler);
     prefix_cache_release(g->cache);
     prefix_pool_release(g->pool);
@@ -140,8 +147,6 @@ static void let_go(generation *g)
     mem_free(g->prompt);
     mem_free(g->hidden);
     mem_free(g->logits);
-    g->pass = NULL;
-    g->kv = NULL;
     g->sampler = NULL;
     g->cache = NULL;
     g->pool = NULL;
@@ -187,34 +192,36 @@ static tl_status start_plainly(generation *g)
     return feed(g, g->prompt, g->n_prompt, COUNT_PREFILLED);
 }
 
-/* The pool saves time and nothing else: whatever fails in its path, the plain one follows. */
+/* The pool saves time and nothing else: whatever fails in its path, the plain one follows. A
+ * request counts once it has started. */
 static tl_status start_from_pool(generation *g)
 {
     tl_prefix_cache *match = prefix_pool_match(g->pool, g->model, g->prompt, g->n_prompt, g->key);
-    if (match == NULL) {
-        engine_count(g->model, COUNT_POOL_MISS, 1);
-        return start_plainly(g);
-    }
-    bool full = match->n_tokens == g->n_prompt;
-    tl_status status = start_from_cache(g, match);
+    counter outcome = match == NULL                    ? COUNT_POOL_MISS
+                      : match->n_tokens == g->n_prompt ? COUNT_POOL_FULL
+                                                       : COUNT_POOL_PARTIAL;
+    tl_status status = match != NULL ? start_from_cache(g, match) : start_plainly(g);
     prefix_cache_release(match);
-    if (status == TL_STATUS_OK) {
-        engine_count(g->model, full ? COUNT_POOL_FULL : COUNT_POOL_PARTIAL, 1);
-        return status;
+    bool failed = status != TL_STATUS_OK && status != TL_STATUS_INTERRUPTED;
+    if (failed && outcome != COUNT_POOL_MISS) {
+        outcome = COUNT_POOL_FALLBACK;
+        drop_run(g);
+        status = start_plainly(g);
     }
-    engine_count(g->model, COUNT_POOL_FALLBACK, 1);
-    kv_cache_release(g->kv);
-    run_pass_destroy(g->pass);
-    g->kv = NULL;
-    g->pass = NULL;
-    return start_plainly(g);
+    if (status == TL_STATUS_OK)
+        engine_count(g->model, outcome, 1);
+    return status;
 }
 
+/* On failure nothing of it is left: it can be tried again. */
 static tl_status start(generation *g)
 {
-    if (g->cache != NULL)
-        return start_from_cache(g, g->cache);
-    return g->pool != NULL ? start_from_pool(g) : start_plainly(g);
+    tl_status status = g->cache != NULL  ? start_from_cache(g, g->cache)
+                       : g->pool != NULL ? start_from_pool(g)
+                                         : start_plainly(g);
+    if (status != TL_STATUS_OK)
+        drop_run(g);
+    return status;
 }
 
 static bool is_stop(const generation *g, int32_t token)
@@ -241,6 +248,8 @@ tl_status generation_next(int32_t *token, generation *g)
         return TL_STATUS_OK;
     }
     tl_status status = compute_next(g);
+    if (status == TL_STATUS_INTERRUPTED)
+        return status;
     if (status != TL_STATUS_OK) {
         let_go(g);
         return status;

@@ -21,7 +21,8 @@ tl_status generation_create(generation **out, tl_model *model, const generation_
                             const tl_generate_options *options);
 void generation_destroy(generation *generation);
 
-/* The next token, or -1 at the end. After a failure the generation is at its end. */
+/* The next token, or -1 at the end. After INTERRUPTED the next call tries again; after any other
+ * failure the generation is at its end. */
 tl_status generation_next(int32_t *token, generation *generation);
 
 /* As a call of its own: CLOSED, and the end, if the model was closed meanwhile. */

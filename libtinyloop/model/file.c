@@ -7,11 +7,11 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define HEADER_SIZE 64
+#define TENSORS_AT (HEADER_SIZE + sizeof(model_config))
 #define TENSOR_ENTRY_SIZE 160
 #define TENSOR_NAME_SIZE 96
 #define BLOB_ENTRY_SIZE 64
@@ -20,6 +20,7 @@
 #define MAX_BLOBS 64
 #define TENSOR_ALIGNMENT 64
 #define BLOB_ALIGNMENT 8
+#define VERIFY_PIECE 16384 /* bytes, on the stack */
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the reader takes the file's little-endian numbers as they are"
@@ -51,107 +52,135 @@ const char *dtype_name(tensor_dtype dtype)
     return name[dtype];
 }
 
-/* ---- mapping ---- */
+/* ---- reading ---- */
 
-static tl_status map_file(model_file *file, const char *path)
+static tl_status open_file(model_file *file)
 {
     /* O_NONBLOCK: a named pipe must not make the call wait for a writer */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return tl_fail(TL_STATUS_IO, "cannot open %s: %s", path, strerror(errno));
+    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file->fd < 0)
+        return tl_fail(TL_STATUS_IO, "cannot open %s: %s", file->path, strerror(errno));
     struct stat info;
-    tl_status status = TL_STATUS_OK;
-    if (fstat(fd, &info) != 0)
-        status = tl_fail(TL_STATUS_IO, "cannot read %s: %s", path, strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        status = tl_fail(TL_STATUS_IO, "%s is not a regular file", path);
-    else if (info.st_size < HEADER_SIZE)
-        status = tl_fail(TL_STATUS_FORMAT, "%s has %lld bytes; a .tinyloop file has at least %d",
-                         path, (long long)info.st_size, HEADER_SIZE);
-    if (status == TL_STATUS_OK) {
-        file->size = (size_t)info.st_size;
-        file->map = mmap(NULL, file->size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (file->map == MAP_FAILED) {
-            file->map = NULL;
-            status = tl_fail(TL_STATUS_IO, "cannot map %s: %s", path, strerror(errno));
-        }
+    if (fstat(file->fd, &info) != 0)
+        return tl_fail(TL_STATUS_IO, "cannot read %s: %s", file->path, strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return tl_fail(TL_STATUS_IO, "%s is not a regular file", file->path);
+    if (info.st_size < HEADER_SIZE)
+        return tl_fail(TL_STATUS_FORMAT, "%s has %lld bytes; a .tinyloop file has at least %d",
+                       file->path, (long long)info.st_size, HEADER_SIZE);
+    file->size = (size_t)info.st_size;
+    return TL_STATUS_OK;
+}
+
+/* All `size` bytes or a failure that names `part`. */
+static tl_status read_at(const model_file *file, const char *part, void *to, size_t size,
+                         uint64_t offset)
+{
+    for (size_t done = 0; done < size;) {
+        ssize_t n = pread(file->fd, (char *)to + done, size - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return tl_fail(TL_STATUS_IO,
+                           "%s: cannot read %zu bytes of %s at offset %llu: got %zu, "
+                           "then %s",
+                           file->path, size, part, (unsigned long long)offset, done,
+                           n < 0 ? strerror(errno) : "the file ends (it was cut off just now)");
+        done += (size_t)n;
     }
-    close(fd);
-    return status;
+    return TL_STATUS_OK;
+}
+
+tl_status file_tensor_read(const file_tensor *tensor, void *to, size_t at, size_t size)
+{
+    return read_at(tensor->file, tensor->name, to, size, tensor->offset + at);
 }
 
 void model_file_close(model_file *file)
 {
-    if (file->map != NULL)
-        munmap(file->map, file->size);
+    if (file->fd >= 0)
+        close(file->fd);
+    mem_free(file->meta);
     mem_free(file->tensors);
     mem_free(file->blobs);
-    *file = (model_file){0};
-}
-
-void file_tensor_done(const file_tensor *tensor)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = ((uintptr_t)tensor->data + page - 1) / page * page;
-    uintptr_t end = ((uintptr_t)tensor->data + tensor->size) / page * page;
-    if (begin < end)
-        madvise((void *)begin, end - begin, MADV_DONTNEED);
+    *file = (model_file){.fd = -1};
 }
 
 /* ---- header ---- */
 
-typedef struct file_header {
-    uint64_t meta_size;
-    uint64_t n_tensors;
-    uint64_t n_blobs;
-    size_t tensors_at;
-    size_t blobs_at;
-    size_t contents_at; /* of the first blob */
-} file_header;
-
-static tl_status read_header(file_header *header, const model_file *file, const char *path)
+static tl_status check_header(const model_file *file, const unsigned char *p)
 {
-    const unsigned char *p = file->map;
     if (memcmp(p, "TINYLOOP", 8) != 0)
         return tl_fail(TL_STATUS_FORMAT, "%s is not a .tinyloop file (its first bytes differ)",
-                       path);
+                       file->path);
     if (read_u32(p + 8) != 1)
         return tl_fail(TL_STATUS_UNSUPPORTED, "%s has format version %u; this library reads 1",
-                       path, read_u32(p + 8));
+                       file->path, read_u32(p + 8));
     if (read_u64(p + 16) != file->size)
         return tl_fail(TL_STATUS_FORMAT,
                        "%s has %zu bytes, but its header says %llu: it is cut "
                        "off or was added to",
-                       path, file->size, (unsigned long long)read_u64(p + 16));
-    header->meta_size = read_u64(p + 24);
-    if (header->meta_size < HEADER_SIZE || header->meta_size > file->size ||
-        header->meta_size % TENSOR_ALIGNMENT != 0)
+                       file->path, file->size, (unsigned long long)read_u64(p + 16));
+    uint64_t meta_size = read_u64(p + 24);
+    if (meta_size < HEADER_SIZE || meta_size > file->size || meta_size % TENSOR_ALIGNMENT != 0)
         return tl_fail(TL_STATUS_FORMAT,
                        "%s: meta_size %llu is outside the file or not a multiple "
                        "of %d",
-                       path, (unsigned long long)header->meta_size, TENSOR_ALIGNMENT);
-    uint32_t crc = crc32_update(0, p + 16, (size_t)header->meta_size - 16);
-    if (crc != read_u32(p + 12))
+                       file->path, (unsigned long long)meta_size, TENSOR_ALIGNMENT);
+    return TL_STATUS_OK;
+}
+
+/* What lies before the tensors, with a sound checksum. */
+static tl_status read_meta(model_file *file)
+{
+    unsigned char header[HEADER_SIZE];
+    TL_TRY(read_at(file, "the header", header, HEADER_SIZE, 0));
+    TL_TRY(check_header(file, header));
+    file->meta_size = (size_t)read_u64(header + 24);
+    file->meta = mem_array(file->meta_size, 1);
+    if (file->meta == NULL)
+        return tl_fail_nomem("the directories of a model file", file->meta_size);
+    memcpy(file->meta, header, HEADER_SIZE);
+    TL_TRY(read_at(file, "the directories", file->meta + HEADER_SIZE, file->meta_size - HEADER_SIZE,
+                   HEADER_SIZE));
+    uint32_t crc = crc32_update(0, file->meta + 16, file->meta_size - 16);
+    if (crc != read_u32(header + 12))
         return tl_fail(TL_STATUS_FORMAT,
                        "%s is damaged: the checksum of its header and "
                        "directories is %08x, not %08x",
-                       path, crc, read_u32(p + 12));
-    header->n_tensors = read_u64(p + 40);
-    header->n_blobs = read_u64(p + 48);
-    if (read_u64(p + 32) != CONFIG_N_FIELDS || header->n_tensors > MAX_TENSORS ||
-        header->n_blobs > MAX_BLOBS || read_u64(p + 56) != 0)
+                       file->path, crc, read_u32(header + 12));
+    return TL_STATUS_OK;
+}
+
+static size_t blobs_at(const model_file *file)
+{
+    return TENSORS_AT + file->n_tensors * TENSOR_ENTRY_SIZE;
+}
+
+/* Of the first blob's contents. */
+static size_t contents_at(const model_file *file)
+{
+    return blobs_at(file) + file->n_blobs * BLOB_ENTRY_SIZE;
+}
+
+static tl_status read_counts(model_file *file)
+{
+    const unsigned char *p = file->meta;
+    uint64_t n_fields = read_u64(p + 32), n_tensors = read_u64(p + 40), n_blobs = read_u64(p + 48);
+    if (n_fields != CONFIG_N_FIELDS || n_tensors > MAX_TENSORS || n_blobs > MAX_BLOBS ||
+        read_u64(p + 56) != 0)
         return tl_fail(TL_STATUS_FORMAT,
-                       "%s: %llu config fields, %llu tensors, %llu blobs; "
-                       "allowed are exactly %d, at most %d and at most %d",
-                       path, (unsigned long long)read_u64(p + 32),
-                       (unsigned long long)header->n_tensors, (unsigned long long)header->n_blobs,
+                       "%s: %llu config fields, %llu tensors, %llu blobs, reserved field %llu; "
+                       "allowed are exactly %d, at most %d, at most %d and 0",
+                       file->path, (unsigned long long)n_fields, (unsigned long long)n_tensors,
+                       (unsigned long long)n_blobs, (unsigned long long)read_u64(p + 56),
                        CONFIG_N_FIELDS, MAX_TENSORS, MAX_BLOBS);
-    header->tensors_at = HEADER_SIZE + sizeof(model_config);
-    header->blobs_at = header->tensors_at + (size_t)header->n_tensors * TENSOR_ENTRY_SIZE;
-    header->contents_at = header->blobs_at + (size_t)header->n_blobs * BLOB_ENTRY_SIZE;
-    if (header->contents_at > header->meta_size)
-        return tl_fail(TL_STATUS_FORMAT, "%s: its directories do not fit into meta_size %llu", path,
-                       (unsigned long long)header->meta_size);
+    file->n_tensors = (size_t)n_tensors;
+    file->n_blobs = (size_t)n_blobs;
+    if (contents_at(file) > file->meta_size)
+        return tl_fail(TL_STATUS_FORMAT, "%s: its directories do not fit into meta_size %zu",
+                       file->path, file->meta_size);
+    memcpy(&file->config, p + HEADER_SIZE, sizeof file->config);
     return TL_STATUS_OK;
 }
 
@@ -168,15 +197,18 @@ static bool next_part(uint64_t *end, uint64_t offset, uint64_t size, uint64_t al
     return true;
 }
 
-static bool sound_name(const unsigned char *p, size_t field)
+static bool all_zero(const unsigned char *p, size_t size)
 {
-    size_t length = strnlen((const char *)p, field);
-    if (length == 0 || length == field)
-        return false;
-    for (size_t i = length; i < field; i++)
+    for (size_t i = 0; i < size; i++)
         if (p[i] != 0)
             return false;
     return true;
+}
+
+static bool sound_name(const unsigned char *p, size_t field)
+{
+    size_t length = strnlen((const char *)p, field);
+    return length > 0 && length < field && all_zero(p + length, field - length);
 }
 
 static bool read_shape(file_tensor *tensor, const unsigned char *entry)
@@ -199,99 +231,123 @@ static bool read_shape(file_tensor *tensor, const unsigned char *entry)
     return read_u64(entry + 144) == size && read_u32(entry + 156) == 0;
 }
 
-static tl_status read_tensors(model_file *file, const file_header *header, const char *path)
+static tl_status read_tensors(model_file *file)
 {
-    const unsigned char *base = file->map;
-    uint64_t end = header->meta_size;
+    uint64_t end = file->meta_size;
     for (size_t i = 0; i < file->n_tensors; i++) {
-        const unsigned char *entry = base + header->tensors_at + i * TENSOR_ENTRY_SIZE;
+        const unsigned char *entry = file->meta + TENSORS_AT + i * TENSOR_ENTRY_SIZE;
         file_tensor *tensor = &file->tensors[i];
         if (!sound_name(entry, TENSOR_NAME_SIZE))
-            return tl_fail(TL_STATUS_FORMAT, "%s: tensor %zu has no sound name", path, i);
+            return tl_fail(TL_STATUS_FORMAT, "%s: tensor %zu has no sound name", file->path, i);
         tensor->name = (const char *)entry;
         if (!read_shape(tensor, entry))
             return tl_fail(TL_STATUS_FORMAT, "%s: dtype, shape and size of tensor %s do not agree",
-                           path, tensor->name);
-        uint64_t offset = read_u64(entry + 136);
-        if (!next_part(&end, offset, tensor->size, TENSOR_ALIGNMENT, file->size))
+                           file->path, tensor->name);
+        tensor->file = file;
+        tensor->offset = read_u64(entry + 136);
+        if (!next_part(&end, tensor->offset, tensor->size, TENSOR_ALIGNMENT, file->size))
             return tl_fail(TL_STATUS_FORMAT,
                            "%s: offset %llu of tensor %s (%zu bytes) is not the "
                            "next free one, or outside the file",
-                           path, (unsigned long long)offset, tensor->name, tensor->size);
-        tensor->data = base + offset;
+                           file->path, (unsigned long long)tensor->offset, tensor->name,
+                           tensor->size);
         tensor->crc = read_u32(entry + 152);
     }
     if (end != file->size)
-        return tl_fail(TL_STATUS_FORMAT, "%s: the tensors end at byte %llu, the file at %zu", path,
-                       (unsigned long long)end, file->size);
+        return tl_fail(TL_STATUS_FORMAT, "%s: the tensors end at byte %llu, the file at %zu",
+                       file->path, (unsigned long long)end, file->size);
     return TL_STATUS_OK;
 }
 
-static tl_status read_blobs(model_file *file, const file_header *header, const char *path)
+static tl_status read_blobs(model_file *file)
 {
-    const unsigned char *base = file->map;
-    uint64_t end = header->contents_at;
+    uint64_t end = contents_at(file);
     for (size_t i = 0; i < file->n_blobs; i++) {
-        const unsigned char *entry = base + header->blobs_at + i * BLOB_ENTRY_SIZE;
+        const unsigned char *entry = file->meta + blobs_at(file) + i * BLOB_ENTRY_SIZE;
         file_blob *blob = &file->blobs[i];
         if (!sound_name(entry, BLOB_NAME_SIZE))
-            return tl_fail(TL_STATUS_FORMAT, "%s: blob %zu has no sound name", path, i);
+            return tl_fail(TL_STATUS_FORMAT, "%s: blob %zu has no sound name", file->path, i);
         blob->name = (const char *)entry;
         for (size_t j = 0; j < i; j++)
             if (strcmp(file->blobs[j].name, blob->name) == 0)
-                return tl_fail(TL_STATUS_FORMAT, "%s has two blobs %s", path, blob->name);
-        uint64_t offset = read_u64(entry + 48), size = read_u64(entry + 56);
-        if (size == 0 || !next_part(&end, offset, size, BLOB_ALIGNMENT, header->meta_size))
+                return tl_fail(TL_STATUS_FORMAT, "%s has two blobs %s", file->path, blob->name);
+        uint64_t offset = read_u64(entry + 48), size = read_u64(entry + 56), gap_at = end;
+        if (size == 0 || !next_part(&end, offset, size, BLOB_ALIGNMENT, file->meta_size))
             return tl_fail(TL_STATUS_FORMAT, "%s: offset %llu or size %llu of blob %s is wrong",
-                           path, (unsigned long long)offset, (unsigned long long)size, blob->name);
-        blob->data = base + offset;
+                           file->path, (unsigned long long)offset, (unsigned long long)size,
+                           blob->name);
+        if (!all_zero(file->meta + gap_at, offset - gap_at))
+            return tl_fail(TL_STATUS_FORMAT, "%s: the gap before blob %s is not zero", file->path,
+                           blob->name);
+        blob->data = file->meta + offset;
         blob->size = (size_t)size;
     }
     uint64_t meta_size = (end + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
-    if (meta_size != header->meta_size)
+    if (meta_size != file->meta_size || !all_zero(file->meta + end, meta_size - end))
         return tl_fail(TL_STATUS_FORMAT,
                        "%s: the blobs end at byte %llu, which does not agree "
-                       "with meta_size %llu",
-                       path, (unsigned long long)end, (unsigned long long)header->meta_size);
+                       "with meta_size %zu, or the gap after them is not zero",
+                       file->path, (unsigned long long)end, file->meta_size);
     return TL_STATUS_OK;
 }
 
-static tl_status verify_tensors(const model_file *file, const char *path)
+/* ---- verifying ---- */
+
+static tl_status compute_crc(uint32_t *crc, const file_tensor *tensor)
 {
+    unsigned char piece[VERIFY_PIECE];
+    *crc = 0;
+    for (size_t done = 0, n; done < tensor->size; done += n) {
+        n = tensor->size - done < sizeof piece ? tensor->size - done : sizeof piece;
+        TL_TRY(file_tensor_read(tensor, piece, done, n));
+        *crc = crc32_update(*crc, piece, n);
+    }
+    return TL_STATUS_OK;
+}
+
+static tl_status verify_tensors(const model_file *file)
+{
+    uint64_t end = file->meta_size;
     for (size_t i = 0; i < file->n_tensors; i++) {
         const file_tensor *tensor = &file->tensors[i];
-        uint32_t crc = crc32_update(0, tensor->data, tensor->size);
+        unsigned char gap[TENSOR_ALIGNMENT];
+        TL_TRY(read_at(file, tensor->name, gap, tensor->offset - end, end));
+        if (!all_zero(gap, tensor->offset - end))
+            return tl_fail(TL_STATUS_FORMAT, "%s is damaged: the gap before tensor %s is not zero",
+                           file->path, tensor->name);
+        uint32_t crc;
+        TL_TRY(compute_crc(&crc, tensor));
         if (crc != tensor->crc)
             return tl_fail(TL_STATUS_FORMAT,
                            "%s is damaged: the checksum of tensor %s is %08x, "
                            "not %08x",
-                           path, tensor->name, crc, tensor->crc);
+                           file->path, tensor->name, crc, tensor->crc);
+        end = tensor->offset + tensor->size;
     }
     return TL_STATUS_OK;
 }
 
-static tl_status read_all(model_file *file, const char *path, bool verify)
+/* ---- opening ---- */
+
+static tl_status read_all(model_file *file, bool verify)
 {
-    TL_TRY(map_file(file, path));
-    file_header header = {0};
-    TL_TRY(read_header(&header, file, path));
-    memcpy(&file->config, (const char *)file->map + HEADER_SIZE, sizeof file->config);
-    file->n_tensors = (size_t)header.n_tensors;
-    file->n_blobs = (size_t)header.n_blobs;
+    TL_TRY(open_file(file));
+    TL_TRY(read_meta(file));
+    TL_TRY(read_counts(file));
     file->tensors = mem_zeroed(file->n_tensors, sizeof *file->tensors);
     file->blobs = mem_zeroed(file->n_blobs, sizeof *file->blobs);
     if (file->tensors == NULL || file->blobs == NULL)
         return tl_fail_nomem("the directories of a model file",
                              file->n_tensors * sizeof *file->tensors);
-    TL_TRY(read_tensors(file, &header, path));
-    TL_TRY(read_blobs(file, &header, path));
-    return verify ? verify_tensors(file, path) : TL_STATUS_OK;
+    TL_TRY(read_tensors(file));
+    TL_TRY(read_blobs(file));
+    return verify ? verify_tensors(file) : TL_STATUS_OK;
 }
 
 tl_status model_file_open(model_file *file, const char *path, bool verify)
 {
-    *file = (model_file){0};
-    tl_status status = read_all(file, path, verify);
+    *file = (model_file){.path = path, .fd = -1};
+    tl_status status = read_all(file, verify);
     if (status != TL_STATUS_OK)
         model_file_close(file);
     return status;

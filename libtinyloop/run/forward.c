@@ -1,6 +1,7 @@
 #include "run/forward.h"
 
 #include "base/memory.h"
+#include "run/interrupt.h"
 
 struct run_pass {
     tl_model *model; /* retained */
@@ -150,6 +151,7 @@ static tl_status check_batch(const run_pass *pass, const run_item *items, size_t
 tl_status run_forward(run_pass *pass, const run_item *items, size_t n_items)
 {
     TL_TRY(check_batch(pass, items, n_items));
+    TL_TRY(interrupt_ask());
     batch_span one, *spans = &one;
     if (n_items > 1 && (spans = mem_array(n_items, sizeof *spans)) == NULL)
         return tl_fail_nomem("a batch", n_items * sizeof *spans);

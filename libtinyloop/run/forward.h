@@ -29,7 +29,7 @@ static inline size_t run_rows_for(const tl_model *model, size_t n_tokens)
 }
 
 /* One pass over all items (their tokens together at most the pass's rows; all of the same loops).
- * On failure (NOMEM) every sequence is as it was. */
+ * On failure (NOMEM, INTERRUPTED) every sequence is as it was. */
 tl_status run_forward(run_pass *pass, const run_item *items, size_t n_items);
 
 /* One sequence, in as many passes as it takes; counts the tokens under `counter`. On failure the

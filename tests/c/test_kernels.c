@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "kernel_sets.h"
 #include "test.h"
+#include "tiny_model.h"
 
 #define SIMD_PORTABLE
 #include "backend/cpu/simd.h"
@@ -40,6 +41,7 @@ static test_matrix make_matrix(const size_t *rows, int n_tensors, size_t columns
                                const tensor_dtype *dtypes)
 {
     test_matrix m = {.columns = columns};
+    model_file files[3];
     file_tensor tensors[3];
     const file_tensor *pointers[3];
     for (int t = 0; t < n_tensors; t++)
@@ -53,9 +55,13 @@ static test_matrix make_matrix(const size_t *rows, int n_tensors, size_t columns
             put_value(data, dtypes[t], i, value);
             m.values[row * columns + i] = rounded(dtypes[t], value);
         }
+        size_t size = rows[t] * columns * dtype_size(dtypes[t]);
+        char path[64];
+        files[t] = (model_file){.path = "w", .fd = tiny_open(path, data, size)};
+        free(data);
         tensors[t] = (file_tensor){.name = "w",
-                                   .data = data,
-                                   .size = rows[t] * columns * dtype_size(dtypes[t]),
+                                   .file = &files[t],
+                                   .size = size,
                                    .shape = {(int64_t)rows[t], (int64_t)columns},
                                    .n_dims = 2,
                                    .dtype = dtypes[t]};
@@ -67,7 +73,7 @@ static test_matrix make_matrix(const size_t *rows, int n_tensors, size_t columns
     CHECK_OK(cpu_matrix_pack(&m.packed, pointers, n_tensors, threads));
     thread_pool_destroy(threads);
     for (int t = 0; t < n_tensors; t++)
-        free((void *)tensors[t].data);
+        close(files[t].fd);
     return m;
 }
 
@@ -221,8 +227,8 @@ TEST(packed_rows_can_be_read)
 
 TEST(packing_without_memory)
 {
-    float data[6] = {0};
-    file_tensor tensor = {.name = "w", .data = data, .size = sizeof data, .shape = {2, 3}};
+    model_file file = {.path = "w", .fd = -1}; /* nothing is read */
+    file_tensor tensor = {.name = "w", .file = &file, .size = 24, .shape = {2, 3}};
     const file_tensor *pointer = &tensor;
     thread_pool *threads;
     REQUIRE_OK(thread_pool_create(&threads, 1));

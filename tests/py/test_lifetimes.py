@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -182,31 +181,6 @@ def test_interpreter_exit_with_live_objects(tiny_path):
     """
     result = run_python(code, tiny_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-@pytest.mark.parametrize("call", ["generate", "generate_stream"])
-def test_ctrl_c_ends_a_generation(tiny_path, call):
-    code = """
-        import sys, tinyloop_py as tl
-        model = tl.Model(sys.argv[1], max_seq_len=200_000, threads=1)
-        print("ready", flush=True)
-        try:
-            list(getattr(model, sys.argv[2])([1, 2, 3], 199_000, stop_token_ids=()))
-        except KeyboardInterrupt:
-            print(len(model.generate([1, 2, 3], 5, stop_token_ids=())), flush=True)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", textwrap.dedent(code), str(tiny_path), call],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    with process:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-        assert (process.returncode, output) == (0, "8\n")
 
 
 def test_tokens_that_change_during_the_call(tiny):

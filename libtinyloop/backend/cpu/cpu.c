@@ -41,11 +41,8 @@ static tl_status pack(backend_model *model, cpu_matrix *matrix, const file_tenso
 
 static tl_status pack_vector(backend_model *model, float **out, const file_tensor *tensor)
 {
-    size_t bytes = (size_t)tensor->shape[0] * sizeof **out;
-    *out = cpu_vector(tensor);
-    if (*out == NULL)
-        return tl_fail_nomem(tensor->name, bytes);
-    model->weight_bytes += bytes;
+    TL_TRY(cpu_vector(out, tensor));
+    model->weight_bytes += (size_t)tensor->shape[0] * sizeof **out;
     return TL_STATUS_OK;
 }
 

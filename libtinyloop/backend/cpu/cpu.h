@@ -76,15 +76,15 @@ tl_status cpu_kernels_choose(const cpu_kernels **out);
 /* ---- packing ---- */
 
 /* The rows of up to three tensors with equal columns, one after the other, as one matrix. Tensors
- * of different dtypes are packed as float32. */
+ * of different dtypes are packed as float32. Each lane reads a panel's rows at a time. */
 tl_status cpu_matrix_pack(cpu_matrix *matrix, const file_tensor *const *tensors, int n_tensors,
                           thread_pool *threads);
 void cpu_matrix_clear(cpu_matrix *matrix);
 size_t cpu_matrix_bytes(const cpu_matrix *matrix);
 void cpu_matrix_row(const cpu_matrix *matrix, size_t row, float *out); /* [columns] */
 
-/* A vector as float32; NULL if there is no memory. */
-float *cpu_vector(const file_tensor *tensor);
+/* A vector as float32, the caller's; also on failure, where it may be NULL. */
+tl_status cpu_vector(float **out, const file_tensor *tensor);
 
 /* rope.c: radians a position of each pair of channels [head_dim / 2], and a position's row of
  * cosines and sines [head_dim / 2][2], computed in float64 and rounded once. */

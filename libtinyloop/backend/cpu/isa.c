@@ -2,11 +2,23 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 typedef struct isa_choice {
     const cpu_kernels *kernels;
     bool there;
 } isa_choice;
+
+#if defined(__x86_64__)
+/* __builtin_cpu_supports does not know this feature in every compiler. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
 
 tl_status cpu_kernels_choose(const cpu_kernels **out)
 {
@@ -16,8 +28,8 @@ tl_status cpu_kernels_choose(const cpu_kernels **out)
         {&cpu_kernels_avx512,
          __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
-        {&cpu_kernels_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                                __builtin_cpu_supports("f16c")},
+        {&cpu_kernels_avx2,
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()},
 #endif
         {&cpu_kernels_portable, true},
     };
