@@ -15,6 +15,12 @@
 #define SPINS 2000        /* before a waiter sleeps: longer than a phase mostly takes */
 #define PIECES_PER_LANE 8 /* enough for an even share, few enough to cost little */
 
+/* How far a lane's share of the pieces is given out: phase << 32 | the next piece's number in the
+ * share. On a cache line of its own, which other lanes touch only when they have nothing left. */
+typedef struct lane_ticket {
+    _Alignas(64) _Atomic uint64_t next;
+} lane_ticket;
+
 struct thread_pool {
     int n_lanes;
     int n_started; /* workers that run; guarded by `busy` */
@@ -27,9 +33,9 @@ struct thread_pool {
     uint32_t first_phase;       /* of the region */
     _Atomic uint32_t epoch;     /* a region starts when it changes */
     _Atomic uint32_t leaving;   /* workers that have left the region */
-    _Atomic uint64_t ticket;    /* phase << 32 | next piece of that phase */
     _Atomic uint32_t n_done;    /* pieces of the phase that are done */
     _Atomic uint32_t completed; /* phases that are done */
+    lane_ticket *tickets;       /* [n_lanes] */
     thread_pool *next;          /* in all_pools */
 };
 
@@ -76,28 +82,46 @@ static bool next_alone(lane *self, size_t n, size_t *begin, size_t *end)
     return self->alone_done;
 }
 
-/* A piece of the lane's phase; false if all are given out or the phase is over. */
-static bool take_piece(thread_pool *pool, const lane *self, uint32_t n_pieces, uint32_t *piece)
+/* A piece of `owner`'s share in the lane's phase; false if all are given out or the phase is over.
+ * A ticket of an earlier phase stands for a share of which nothing is given out. */
+static bool take_piece(const lane *self, int owner, uint32_t n_pieces, uint32_t *piece)
 {
-    uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
-    for (;;) {
-        if ((uint32_t)(ticket >> 32) != self->phase || (uint32_t)ticket >= n_pieces)
+    uint64_t count = (uint64_t)self->count;
+    uint32_t first = (uint32_t)(n_pieces * (uint64_t)owner / count);
+    uint32_t size = (uint32_t)(n_pieces * ((uint64_t)owner + 1) / count) - first;
+    _Atomic uint64_t *ticket = &self->pool->tickets[owner].next;
+    uint64_t now = atomic_load_explicit(ticket, memory_order_acquire);
+    while (size > 0) {
+        int32_t age = (int32_t)(self->phase - (uint32_t)(now >> 32));
+        uint32_t next = age > 0 ? 0 : (uint32_t)now;
+        if (age < 0 || next >= size)
             return false;
-        if (atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket + 1,
+        if (atomic_compare_exchange_weak_explicit(ticket, &now,
+                                                  (uint64_t)self->phase << 32 | (next + 1),
                                                   memory_order_acq_rel, memory_order_acquire)) {
-            *piece = (uint32_t)ticket;
+            *piece = first + next;
             return true;
         }
     }
+    return false;
 }
 
-/* The lane that finishes the last piece opens the next phase. */
-static void finish_piece(thread_pool *pool, const lane *self, uint32_t n_pieces)
+/* Of the lane's own share as long as there are any, so that in the next loop over the same weights
+ * it finds those in its cache that it had; then of the others' shares. */
+static bool take_any_piece(const lane *self, uint32_t n_pieces, uint32_t *piece)
 {
-    if (atomic_fetch_add(&pool->n_done, 1) + 1 < n_pieces)
+    for (int i = 0; i < self->count; i++)
+        if (take_piece(self, (self->index + i) % self->count, n_pieces, piece))
+            return true;
+    return false;
+}
+
+/* The lane that finishes the last pieces opens the next phase. */
+static void finish_pieces(thread_pool *pool, uint32_t n, uint32_t n_pieces)
+{
+    if (atomic_fetch_add(&pool->n_done, n) + n < n_pieces)
         return;
     atomic_store(&pool->n_done, 0);
-    atomic_store(&pool->ticket, (uint64_t)(self->phase + 1) << 32);
     change(pool, &pool->completed);
 }
 
@@ -111,16 +135,17 @@ bool lane_next(lane *self, size_t n, size_t least, size_t *begin, size_t *end)
     size_t share = ((size_t)self->count * PIECES_PER_LANE) * least;
     size_t size = (n + share - 1) / share * least;
     uint32_t n_pieces = (uint32_t)((n + size - 1) / size), piece;
-    if (self->holding)
-        finish_piece(pool, self, n_pieces);
-    self->holding = take_piece(pool, self, n_pieces, &piece);
-    if (self->holding) {
+    if (take_any_piece(self, n_pieces, &piece)) {
+        self->n_taken++;
         *begin = piece * size;
         *end = *begin + size < n ? *begin + size : n;
         return true;
     }
+    if (self->n_taken > 0)
+        finish_pieces(pool, self->n_taken, n_pieces);
     /* phases complete one by one, so `completed` is this phase's number until it is done */
     wait_for_change(pool, &pool->completed, self->phase);
+    self->n_taken = 0;
     self->phase++;
     return false;
 }
@@ -129,13 +154,14 @@ bool lane_next(lane *self, size_t n, size_t least, size_t *begin, size_t *end)
 
 typedef struct worker_start {
     thread_pool *pool;
+    int index;
     uint32_t epoch;
 } worker_start;
 
 /* Phases are counted on from region to region; every lane leaves with the same count. */
-static void run_region(thread_pool *pool, uint32_t phase)
+static void run_region(thread_pool *pool, int index, uint32_t phase)
 {
-    lane self = {.pool = pool, .count = pool->n_lanes, .phase = phase};
+    lane self = {.pool = pool, .index = index, .count = pool->n_lanes, .phase = phase};
     pool->function(pool->arg, &self);
 }
 
@@ -148,7 +174,7 @@ static void *worker_main(void *arg)
         wait_for_change(pool, &pool->epoch, seen);
         if (pool->stopping)
             return NULL;
-        run_region(pool, pool->first_phase);
+        run_region(pool, start.index, pool->first_phase);
         change(pool, &pool->leaving);
     }
 }
@@ -158,7 +184,7 @@ static bool start_worker(thread_pool *pool, int index)
     worker_start *start = mem_array(1, sizeof *start);
     if (start == NULL)
         return false;
-    *start = (worker_start){pool, atomic_load(&pool->epoch)};
+    *start = (worker_start){pool, index, atomic_load(&pool->epoch)};
     /* Signals belong to the program's own threads. */
     sigset_t all, old;
     sigfillset(&all);
@@ -215,7 +241,8 @@ static void after_fork_in_child(void)
         atomic_store(&pool->sleepers, 0);
         atomic_store(&pool->n_done, 0);
         atomic_store(&pool->completed, 0);
-        atomic_store(&pool->ticket, 0);
+        for (int i = 0; i < pool->n_lanes; i++)
+            atomic_store(&pool->tickets[i].next, 0);
         atomic_flag_clear(&pool->busy);
     }
     pthread_mutex_unlock(&pools_lock);
@@ -228,24 +255,33 @@ static void install_fork_handlers(void)
 
 /* ---- pool ---- */
 
+static void free_pool(thread_pool *pool)
+{
+    mem_free(pool->workers);
+    mem_free(pool->tickets);
+    mem_free(pool);
+}
+
 tl_status thread_pool_create(thread_pool **out, int n_lanes)
 {
     *out = NULL;
     thread_pool *pool = mem_zeroed(1, sizeof *pool);
-    pthread_t *workers = mem_zeroed((size_t)n_lanes, sizeof *workers);
-    if (pool == NULL || workers == NULL) {
-        mem_free(workers);
-        mem_free(pool);
+    if (pool == NULL)
         return tl_fail_nomem("a thread pool", sizeof *pool);
-    }
     pool->n_lanes = n_lanes;
-    pool->workers = workers;
+    pool->workers = mem_zeroed((size_t)n_lanes, sizeof *pool->workers);
+    pool->tickets = mem_aligned((size_t)n_lanes, sizeof *pool->tickets);
+    if (pool->workers == NULL || pool->tickets == NULL) {
+        free_pool(pool);
+        return tl_fail_nomem("a thread pool", (size_t)n_lanes * sizeof *pool->tickets);
+    }
+    for (int i = 0; i < n_lanes; i++)
+        atomic_init(&pool->tickets[i].next, 0);
     atomic_flag_clear(&pool->busy);
     if (!start_workers(pool)) {
         int n_started = pool->n_started;
         stop_workers(pool);
-        mem_free(workers);
-        mem_free(pool);
+        free_pool(pool);
         return tl_fail(TL_STATUS_NOMEM, "out of memory: the system started %d of %d threads",
                        n_started, n_lanes - 1);
     }
@@ -269,8 +305,7 @@ void thread_pool_destroy(thread_pool *pool)
     *link = pool->next;
     pthread_mutex_unlock(&pools_lock);
     stop_workers(pool);
-    mem_free(pool->workers);
-    mem_free(pool);
+    free_pool(pool);
 }
 
 int thread_pool_size(const thread_pool *pool)
@@ -300,7 +335,7 @@ void thread_pool_run(thread_pool *pool, lane_function function, void *arg)
         pool->arg = arg;
         pool->first_phase = atomic_load(&pool->completed);
         change(pool, &pool->epoch);
-        run_region(pool, pool->first_phase);
+        run_region(pool, 0, pool->first_phase);
         wait_for_workers(pool, leaving);
     } else {
         function(arg, &alone);

@@ -9,7 +9,8 @@
  *
  * The loop ends when all pieces of the phase are done, whoever did them, and what was written is
  * then visible to every lane. So a lane that the system has put aside holds the others up only
- * while it holds a piece, and nothing may be written outside phases. Waiting spins for some
+ * while it has pieces to report, and nothing may be written outside phases. A lane begins with a
+ * share of its own, the same each time, and then helps the others. Waiting spins for some
  * microseconds and then sleeps in the kernel. If another thread has the pool, the region runs on
  * the caller's lane alone: results must not depend on who does which piece. After fork() the child
  * starts its own workers at its first region. */
@@ -24,9 +25,11 @@ typedef struct thread_pool thread_pool;
 
 typedef struct lane {
     thread_pool *pool;
-    int count;       /* lanes of the region */
-    uint32_t phase;  /* that this lane is in */
-    bool holding;    /* a piece, not yet counted as done */
+    int index;      /* 0 .. count - 1, a number of the lane's own in its region */
+    int count;      /* lanes of the region */
+    uint32_t phase; /* that this lane is in */
+    uint32_t
+        n_taken;     /* pieces of the phase that this lane took; it says so when it has done them */
     bool alone_done; /* of a region of one lane: the phase's only piece was given out */
 } lane;
 

@@ -169,6 +169,7 @@ static void pass_destroy(backend_pass *pass)
     mem_free(pass->x);
     mem_free(pass->e);
     mem_free(pass->normed);
+    mem_free(pass->own);
     mem_free(pass->qkv);
     mem_free(pass->mixed);
     mem_free(pass->gate);
@@ -190,13 +191,15 @@ static tl_status pass_create(backend_pass **out, backend_model *model, size_t ma
     pass->x = mem_aligned(max_rows, model->hidden * sizeof(float));
     pass->e = mem_aligned(max_rows, model->hidden * sizeof(float));
     pass->normed = mem_aligned(max_rows, model->hidden * sizeof(float));
+    pass->own = mem_aligned((size_t)thread_pool_size(model->threads) * CPU_OWN_ROWS,
+                            model->hidden * sizeof(float));
     pass->qkv = mem_aligned(max_rows, qkv_width * sizeof(float));
     pass->mixed = mem_aligned(max_rows, q_width * sizeof(float));
     pass->gate = mem_aligned(max_rows, model->ff * sizeof(float));
     pass->up = mem_aligned(max_rows, model->ff * sizeof(float));
     pass->rope = mem_aligned(max_rows, model->head_dim * sizeof(float));
-    if (!pass->x || !pass->e || !pass->normed || !pass->qkv || !pass->mixed || !pass->gate ||
-        !pass->up || !pass->rope) {
+    if (!pass->x || !pass->e || !pass->normed || !pass->own || !pass->qkv || !pass->mixed ||
+        !pass->gate || !pass->up || !pass->rope) {
         pass_destroy(pass);
         return tl_fail_nomem("a forward pass",
                              max_rows * (3 * model->hidden + qkv_width + q_width + 2 * model->ff) *

@@ -6,10 +6,12 @@
 
 #include <stdbool.h>
 
-#define CPU_LANES 16         /* float lanes of every kernel, on every instruction set */
-#define CPU_PANEL 32         /* output rows that are packed side by side */
-#define CPU_PANELS_AT_ONCE 2 /* that one row takes together, to keep the adders busy */
-#define CPU_KG 128           /* elements of K that share an accumulator (docs/numerics.md) */
+#define CPU_LANES 16 /* float lanes of every kernel, on every instruction set */
+/* Output rows that are packed side by side: one row of x reads a panel as one stream of memory, and
+ * its sums are enough to keep the adders busy. */
+#define CPU_PANEL 64
+#define CPU_OWN_ROWS 4 /* up to so many a lane norms for itself, sooner than waiting for others */
+#define CPU_KG 128     /* elements of K that share an accumulator (docs/numerics.md) */
 
 /* A linear layer's weight [rows, columns], packed in panels of CPU_PANEL rows. A panel holds its
  * columns in ascending order; bfloat16 in pairs of columns, so that one 32-bit word has two
@@ -87,7 +89,7 @@ void cpu_matrix_row(const cpu_matrix *matrix, size_t row, float *out); /* [colum
 tl_status cpu_vector(float **out, const file_tensor *tensor);
 
 /* rope.c: radians a position of each pair of channels [head_dim / 2], and a position's row of
- * cosines and sines [head_dim / 2][2], computed in float64 and rounded once. */
+ * cosines and sines [2][head_dim / 2], computed in float64 and rounded once. */
 tl_status cpu_rope_frequencies(double **out, const model_config *config);
 void cpu_rope_row(float *cos_sin, const double *frequencies, size_t pairs, int64_t position);
 
@@ -127,11 +129,12 @@ struct backend_pass {
     float *x;      /* [rows][hidden] the residual stream */
     float *e;      /* [rows][hidden] what is injected */
     float *normed; /* [rows][hidden] */
+    float *own;    /* [lanes][CPU_OWN_ROWS][hidden] for each lane alone */
     float *qkv;    /* [rows][(n_heads + 2 n_kv_heads) head_dim] */
     float *mixed;  /* [rows][n_heads head_dim] attention's output */
     float *gate;   /* [rows][ff] */
     float *up;     /* [rows][ff] */
-    float *rope;   /* [rows][head_dim / 2][cos, sin] of the rows' positions */
+    float *rope;   /* [rows][cos, sin][head_dim / 2] of the rows' positions */
 };
 
 /* steps.c */
@@ -145,6 +148,20 @@ void cpu_write_rows(backend_pass *pass, size_t n, const float *in, lane *self);
 void cpu_head(backend_pass *pass, size_t n, float *logits, lane *self);
 /* A phase: out = norm of rows [0, n) of x. */
 void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n, lane *self);
+
+/* The norm of x, rows [0, n), as a phase's input. Of few rows each lane makes its own, in the phase
+ * and holding a piece of it: only then is x sure to stay. */
+typedef struct normed_input {
+    const float *weight;
+    size_t n;
+    const float *rows; /* [n][hidden], or NULL: not made yet */
+} normed_input;
+
+normed_input cpu_normed_input(backend_pass *pass, const float *weight, size_t n, lane *self);
+const float *cpu_normed_rows(backend_pass *pass, normed_input *input, const lane *self);
+/* A phase: y = w norm(x). */
+void cpu_normed_linear(backend_pass *pass, const cpu_matrix *w, normed_input input, float *y,
+                       lane *self);
 /* A phase: y = w x, or y += w x, over rows [0, n_rows). */
 void cpu_linear(const backend_pass *pass, const cpu_matrix *w, const float *x, float *y, bool add,
                 size_t n_rows, lane *self);

@@ -1,6 +1,7 @@
 /* AVX-512 (F, BW, DQ, VL): 32 registers of 16 lanes. */
 #define SIMD_AVX512
-#define TILE_ROWS 12
+#define TILE_4_VECTORS 4
+#define TILE_2_VECTORS 4
 #define TILE_QUERIES 8
 #include "backend/cpu/kernels.h"
 

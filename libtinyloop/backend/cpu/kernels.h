@@ -1,14 +1,14 @@
 /* The kernels, written once over the sixteen lanes of simd.h. Each isa_*.c compiles them for its
- * instruction set and tells how many rows a register tile has:
- *   TILE_ROWS    rows of a linear layer's tile (its accumulators: 2 x TILE_ROWS vectors)
- *   TILE_QUERIES queries of an attention tile
+ * instruction set and tells the shapes of its register tiles:
+ *   TILE_4_VECTORS, TILE_2_VECTORS  of a linear layer: vectors of outputs that four rows, and two
+ *                                   rows, have at once
+ *   TILE_QUERIES                    queries of an attention tile
  * A tile's shape decides speed only: no sum depends on it. */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/simd.h"
 
 #define PANEL_VECTORS (CPU_PANEL / CPU_LANES)
 
-_Static_assert(PANEL_VECTORS == 2, "linear_tile keeps two vectors a panel");
 _Static_assert(CPU_KG % 2 == 0, "columns go in pairs");
 _Static_assert(KV_BLOCK == 2 * CPU_LANES, "scores of a block are two vectors");
 _Static_assert(KV_V_ALIGN == CPU_LANES, "values are read by whole vectors");
@@ -16,33 +16,40 @@ _Static_assert(CONFIG_MAX_HEAD_DIM % (2 * CPU_LANES) == 0, "values are written b
 
 /* ---- linear ---- */
 
-/* Vector v of the panel's columns c and c + 1 (c even). */
-SIMD_INLINE void load_pair(tensor_dtype dtype, const char *panel, size_t c, int v, vf *even,
-                           vf *odd)
+/* Where a vector of outputs has its weights. */
+SIMD_INLINE const char *vector_weights(const cpu_matrix *w, tensor_dtype dtype, size_t vector)
+{
+    size_t in_step = dtype == DTYPE_BF16 ? 2 : 1; /* columns side by side */
+    return (const char *)w->data + vector / PANEL_VECTORS * w->panel_bytes +
+           vector % PANEL_VECTORS * CPU_LANES * in_step * (dtype == DTYPE_F32 ? 4 : 2);
+}
+
+/* Columns c and c + 1 (c even) of a vector. */
+SIMD_INLINE void load_pair(tensor_dtype dtype, const char *weights, size_t c, vf *even, vf *odd)
 {
     if (dtype == DTYPE_BF16) {
-        vi pair = vi_load(panel + c * CPU_PANEL * 2 + (size_t)v * CPU_LANES * 4);
+        vi pair = vi_load(weights + c * CPU_PANEL * 2);
         *even = vf_bf16_low(pair);
         *odd = vf_bf16_high(pair);
     } else if (dtype == DTYPE_F16) {
-        const uint16_t *p = (const uint16_t *)panel + c * CPU_PANEL + v * CPU_LANES;
+        const uint16_t *p = (const uint16_t *)weights + c * CPU_PANEL;
         *even = vf_load_f16(p);
         *odd = vf_load_f16(p + CPU_PANEL);
     } else {
-        const float *p = (const float *)panel + c * CPU_PANEL + v * CPU_LANES;
+        const float *p = (const float *)weights + c * CPU_PANEL;
         *even = vf_load(p);
         *odd = vf_load(p + CPU_PANEL);
     }
 }
 
 /* The last column of an odd number. */
-SIMD_INLINE vf load_last(tensor_dtype dtype, const char *panel, size_t c, int v)
+SIMD_INLINE vf load_last(tensor_dtype dtype, const char *weights, size_t c)
 {
     if (dtype == DTYPE_BF16)
-        return vf_bf16_low(vi_load(panel + c * CPU_PANEL * 2 + (size_t)v * CPU_LANES * 4));
+        return vf_bf16_low(vi_load(weights + c * CPU_PANEL * 2));
     if (dtype == DTYPE_F16)
-        return vf_load_f16((const uint16_t *)panel + c * CPU_PANEL + v * CPU_LANES);
-    return vf_load((const float *)panel + c * CPU_PANEL + v * CPU_LANES);
+        return vf_load_f16((const uint16_t *)weights + c * CPU_PANEL);
+    return vf_load((const float *)weights + c * CPU_PANEL);
 }
 
 SIMD_INLINE void put_output(float *y, vf value, size_t n, bool add)
@@ -54,100 +61,139 @@ SIMD_INLINE void put_output(float *y, vf value, size_t n, bool add)
     }
 }
 
-typedef vf tile_sums[TILE_ROWS][PANEL_VECTORS * CPU_PANELS_AT_ONCE];
+typedef vf tile_sums[4][PANEL_VECTORS];
 
-/* One group of columns from a fresh accumulator. `rows` and `vectors` are constants where it is
- * inlined. */
+/* The sums of columns [begin, end), at most a group, from fresh accumulators; begin is even. `rows`
+ * and `vectors` are constants where it is inlined. Vectors innermost: an x is needed for a moment
+ * only, and the compiler keeps all sums in registers. */
 SIMD_INLINE void sum_group(tensor_dtype dtype, int rows, int vectors, tile_sums sum,
-                           const char *panel, size_t panel_bytes, size_t begin, size_t end,
-                           const float *x, size_t x_stride)
+                           const char *const *weights, size_t begin, size_t end, const float *x,
+                           size_t x_stride)
 {
     size_t even_end = end - (end & 1);
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             sum[r][v] = vf_zero();
     for (size_t c = begin; c < even_end; c += 2) {
-        for (int v = 0; v < vectors; v++) {
-            vf even, odd;
-            load_pair(dtype, panel + (size_t)(v / PANEL_VECTORS) * panel_bytes, c,
-                      v % PANEL_VECTORS, &even, &odd);
-            for (int r = 0; r < rows; r++)
-                sum[r][v] = vf_fma(even, vf_set1(x[(size_t)r * x_stride + c]), sum[r][v]);
-            for (int r = 0; r < rows; r++)
-                sum[r][v] = vf_fma(odd, vf_set1(x[(size_t)r * x_stride + c + 1]), sum[r][v]);
+        vf even[PANEL_VECTORS], odd[PANEL_VECTORS];
+        for (int v = 0; v < vectors; v++)
+            load_pair(dtype, weights[v], c, &even[v], &odd[v]);
+        for (int r = 0; r < rows; r++) {
+            vf a = vf_set1(x[(size_t)r * x_stride + c]);
+            for (int v = 0; v < vectors; v++)
+                sum[r][v] = vf_fma(even[v], a, sum[r][v]);
+        }
+        for (int r = 0; r < rows; r++) {
+            vf a = vf_set1(x[(size_t)r * x_stride + c + 1]);
+            for (int v = 0; v < vectors; v++)
+                sum[r][v] = vf_fma(odd[v], a, sum[r][v]);
         }
     }
     for (int v = 0; v < vectors && even_end < end; v++) {
-        vf last = load_last(dtype, panel + (size_t)(v / PANEL_VECTORS) * panel_bytes, even_end,
-                            v % PANEL_VECTORS);
+        vf last = load_last(dtype, weights[v], even_end);
         for (int r = 0; r < rows; r++)
             sum[r][v] = vf_fma(last, vf_set1(x[(size_t)r * x_stride + even_end]), sum[r][v]);
     }
 }
 
-/* `rows` rows times `panels` panels: the groups' sums added in ascending order. */
-SIMD_INLINE void linear_tile(tensor_dtype dtype, int rows, int panels, const cpu_matrix *w,
-                             size_t first_panel, const float *x, size_t x_stride, float *y,
-                             size_t y_stride, bool add)
+typedef struct linear_args {
+    const cpu_matrix *w;
+    size_t vector; /* the first of the tile's outputs / CPU_LANES */
+    const float *x;
+    size_t x_stride;
+    float *y;
+    size_t y_stride;
+    bool add;
+} linear_args;
+
+/* `rows` rows times `vectors` vectors of outputs: the groups' sums added in ascending order. */
+SIMD_INLINE void linear_tile(tensor_dtype dtype, int rows, int vectors, const linear_args *args)
 {
-    const char *panel = (const char *)w->data + first_panel * w->panel_bytes;
-    int vectors = panels * PANEL_VECTORS;
-    size_t columns = w->columns, end = columns < CPU_KG ? columns : CPU_KG;
+    const cpu_matrix *w = args->w;
+    const char *weights[PANEL_VECTORS];
+    for (int v = 0; v < vectors; v++)
+        weights[v] = vector_weights(w, dtype, args->vector + (size_t)v);
     tile_sums total, sum;
-    sum_group(dtype, rows, vectors, total, panel, w->panel_bytes, 0, end, x, x_stride);
-    for (size_t begin = end; begin < columns; begin = end) {
-        end = begin + CPU_KG < columns ? begin + CPU_KG : columns;
-        sum_group(dtype, rows, vectors, sum, panel, w->panel_bytes, begin, end, x, x_stride);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            total[r][v] = vf_zero();
+    for (size_t begin = 0; begin < w->columns; begin += CPU_KG) {
+        size_t end = begin + CPU_KG < w->columns ? begin + CPU_KG : w->columns;
+        sum_group(dtype, rows, vectors, sum, weights, begin, end, args->x, args->x_stride);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
                 total[r][v] = vf_add(total[r][v], sum[r][v]);
     }
     for (int r = 0; r < rows; r++) {
         for (int v = 0; v < vectors; v++) {
-            size_t o = first_panel * CPU_PANEL + (size_t)v * CPU_LANES;
-            size_t n = o < w->rows ? w->rows - o : 0;
-            put_output(y + (size_t)r * y_stride + o, total[r][v], n, add);
+            size_t o = (args->vector + (size_t)v) * CPU_LANES, n = o < w->rows ? w->rows - o : 0;
+            put_output(args->y + (size_t)r * args->y_stride + o, total[r][v], n, args->add);
         }
     }
 }
 
-SIMD_INLINE void linear_rows(tensor_dtype dtype, const cpu_matrix *w, size_t panel, const float *x,
-                             size_t x_stride, size_t n_rows, float *y, size_t y_stride, bool add)
-{
-#define TILE(rows)                                                                                 \
-    for (; n_rows >= (rows); n_rows -= (rows), x += (rows)*x_stride, y += (rows)*y_stride)         \
-    linear_tile(dtype, rows, 1, w, panel, x, x_stride, y, y_stride, add)
-    TILE(TILE_ROWS);
-#if TILE_ROWS > 4
-    TILE(4);
-#endif
-#if TILE_ROWS > 2
-    TILE(2);
-#endif
-    TILE(1);
-#undef TILE
-}
+/* Each shape of tile is a function of its own for each dtype: a compiler that inlines several into
+ * one runs out of registers in all of them. */
+#define TILE(name, rows, vectors)                                                                  \
+    static __attribute__((noinline)) void name##_bf16(const linear_args *args)                     \
+    {                                                                                              \
+        linear_tile(DTYPE_BF16, rows, vectors, args);                                              \
+    }                                                                                              \
+    static __attribute__((noinline)) void name##_f16(const linear_args *args)                      \
+    {                                                                                              \
+        linear_tile(DTYPE_F16, rows, vectors, args);                                               \
+    }                                                                                              \
+    static __attribute__((noinline)) void name##_f32(const linear_args *args)                      \
+    {                                                                                              \
+        linear_tile(DTYPE_F32, rows, vectors, args);                                               \
+    }
+#define SHAPE(name, rows, vectors)                                                                 \
+    {                                                                                              \
+        rows, vectors,                                                                             \
+        {                                                                                          \
+            [DTYPE_BF16] = name##_bf16, [DTYPE_F16] = name##_f16, [DTYPE_F32] = name##_f32         \
+        }                                                                                          \
+    }
 
-SIMD_INLINE void linear_dtype(tensor_dtype dtype, const cpu_matrix *w, size_t begin, size_t end,
-                              const float *x, size_t x_stride, size_t n_rows, float *y,
-                              size_t y_stride, bool add)
+TILE(tile_4, 4, TILE_4_VECTORS)
+TILE(tile_2, 2, TILE_2_VECTORS)
+TILE(tile_1, 1, PANEL_VECTORS)
+
+static const struct linear_shape {
+    size_t rows, vectors;
+    void (*run[DTYPE_I8])(const linear_args *args); /* by dtype; I8 is the last */
+} linear_shapes[] = {
+    SHAPE(tile_4, 4, TILE_4_VECTORS),
+    SHAPE(tile_2, 2, TILE_2_VECTORS),
+    SHAPE(tile_1, 1, PANEL_VECTORS),
+};
+#undef TILE
+#undef SHAPE
+
+/* A panel's outputs for all rows. */
+static void linear_panel(linear_args args, size_t n_rows)
 {
-    size_t panel = begin;
-    for (; n_rows == 1 && panel + CPU_PANELS_AT_ONCE <= end; panel += CPU_PANELS_AT_ONCE)
-        linear_tile(dtype, 1, CPU_PANELS_AT_ONCE, w, panel, x, x_stride, y, y_stride, add);
-    for (; panel < end; panel++)
-        linear_rows(dtype, w, panel, x, x_stride, n_rows, y, y_stride, add);
+    size_t first = args.vector;
+    for (const struct linear_shape *shape = linear_shapes; n_rows > 0; shape++) {
+        for (; n_rows >= shape->rows; n_rows -= shape->rows) {
+            for (size_t v = 0; v < PANEL_VECTORS; v += shape->vectors) {
+                args.vector = first + v;
+                shape->run[args.w->dtype](&args);
+            }
+            args.x += shape->rows * args.x_stride;
+            args.y += shape->rows * args.y_stride;
+        }
+    }
 }
 
 static void linear(const cpu_matrix *w, size_t begin, size_t end, const float *x, size_t x_stride,
                    size_t n_rows, float *y, size_t y_stride, bool add)
 {
-    if (w->dtype == DTYPE_BF16)
-        linear_dtype(DTYPE_BF16, w, begin, end, x, x_stride, n_rows, y, y_stride, add);
-    else if (w->dtype == DTYPE_F16)
-        linear_dtype(DTYPE_F16, w, begin, end, x, x_stride, n_rows, y, y_stride, add);
-    else
-        linear_dtype(DTYPE_F32, w, begin, end, x, x_stride, n_rows, y, y_stride, add);
+    linear_args args = {w, 0, x, x_stride, y, y_stride, add};
+    for (size_t panel = begin; panel < end; panel++) {
+        args.vector = panel * PANEL_VECTORS;
+        linear_panel(args, n_rows);
+    }
 }
 
 /* ---- rows ---- */
@@ -206,6 +252,10 @@ static void store_kv(void *to, const float *from, size_t n, size_t stride, const
 
 /* ---- attention ---- */
 
+/* Attention takes its queries over one block after the other, or, if they are few, over several
+ * blocks at once, so that an addition needn't wait for the one before. What belongs to a query and
+ * a block has the index block * n_queries + query. */
+
 /* What a query has gathered over the blocks so far: sum of exp(score - max), and the values
  * weighted by the same. */
 typedef struct attend_state {
@@ -215,59 +265,186 @@ typedef struct attend_state {
     bool started[CPU_ATTEND_QUERIES];
 } attend_state;
 
+typedef struct attend_blocks {
+    const attend_args *args;
+    size_t n;      /* blocks at once */
+    int64_t first; /* number of the first one */
+    int64_t last;  /* number of the last of all */
+    float max[CPU_LANES];
+    float sum[CPU_LANES];
+    float scores[CPU_ATTEND_QUERIES][KV_BLOCK]; /* later the weights */
+    float values[CPU_ATTEND_QUERIES][CONFIG_MAX_HEAD_DIM];
+    bool visible[CPU_ATTEND_QUERIES];
+    size_t begin[CPU_ATTEND_QUERIES], end[CPU_ATTEND_QUERIES]; /* of the visible part */
+} attend_blocks;
+
+#define CACHE_LINE 64
+
+/* KV lies in pieces of a few KiB, too short for the processor to see them coming. While a block's
+ * keys are read its values are fetched, and while those are, the next block's keys: in fp16 a line
+ * of memory for each channel. Into the second level; the first is full of what is in use. */
+SIMD_INLINE void fetch_ahead(const char *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
 SIMD_INLINE vf load_kv(int32_t mode, const void *base, size_t index)
 {
     return mode == TL_KV_MODE_FP32 ? vf_load((const float *)base + index)
                                    : vf_load_f16((const uint16_t *)base + index);
 }
 
-/* scores[q][position of the block] = q . k; n queries, a constant where it is inlined. */
-SIMD_INLINE void score_queries(int32_t mode, int n, const attend_query *queries, const void *k,
-                               size_t head_dim, float (*scores)[KV_BLOCK])
+/* scores = q . k of queries first .. first + n_queries and of all positions. The numbers of
+ * queries and blocks are constants where it is inlined. */
+SIMD_INLINE void score_tile(int32_t mode, int n_queries, int n_blocks, attend_blocks *blocks,
+                            size_t first)
 {
+    const attend_args *args = blocks->args;
     vf low[CPU_ATTEND_QUERIES], high[CPU_ATTEND_QUERIES];
-    for (int q = 0; q < n; q++)
-        low[q] = high[q] = vf_zero();
-    for (size_t d = 0; d < head_dim; d++) {
-        vf k_low = load_kv(mode, k, d * KV_BLOCK);
-        vf k_high = load_kv(mode, k, d * KV_BLOCK + CPU_LANES);
-        for (int q = 0; q < n; q++) {
-            vf a = vf_set1(queries[q].q[d]);
-            low[q] = vf_fma(k_low, a, low[q]);
-            high[q] = vf_fma(k_high, a, high[q]);
+    const char *k[CPU_ATTEND_QUERIES], *v[CPU_ATTEND_QUERIES];
+    for (int b = 0; b < n_blocks; b++) {
+        k[b] = (const char *)args->blocks[blocks->first + b] + args->k_offset;
+        v[b] = (const char *)args->blocks[blocks->first + b] + args->v_offset;
+    }
+    for (int i = 0; i < n_blocks * n_queries; i++)
+        low[i] = high[i] = vf_zero();
+    for (size_t d = 0; d < args->layout->head_dim; d++) {
+        for (int b = 0; b < n_blocks; b++) {
+            fetch_ahead(v[b] + d * CACHE_LINE);
+            vf k_low = load_kv(mode, k[b], d * KV_BLOCK);
+            vf k_high = load_kv(mode, k[b], d * KV_BLOCK + CPU_LANES);
+            for (int q = 0; q < n_queries; q++) {
+                int i = b * n_queries + q;
+                vf a = vf_set1(args->queries[first + (size_t)q].q[d]);
+                low[i] = vf_fma(k_low, a, low[i]);
+                high[i] = vf_fma(k_high, a, high[i]);
+            }
         }
     }
-    for (int q = 0; q < n; q++) {
-        vf_store(scores[q], low[q]);
-        vf_store(scores[q] + CPU_LANES, high[q]);
+    for (int i = 0; i < n_blocks * n_queries; i++) {
+        vf_store(blocks->scores[first + (size_t)i], low[i]);
+        vf_store(blocks->scores[first + (size_t)i] + CPU_LANES, high[i]);
     }
 }
 
-/* values[q] = sum over positions [begin, end) of weights[q][position] v[position]. */
-SIMD_INLINE void weigh_values(int32_t mode, int n, const void *v, const kv_layout *layout,
-                              size_t begin, size_t end, float (*weights)[KV_BLOCK],
-                              float (*values)[CONFIG_MAX_HEAD_DIM])
+/* Channels [d, d + n_vectors lanes) of values = sum over positions of weight times v. */
+SIMD_INLINE void weigh_channels(int32_t mode, int n_queries, int n_blocks, int n_vectors,
+                                attend_blocks *blocks, size_t first, size_t d)
 {
-    for (size_t d = 0; d < layout->v_stride; d += 2 * CPU_LANES) {
-        bool two = d + CPU_LANES < layout->v_stride;
-        vf low[CPU_ATTEND_QUERIES], high[CPU_ATTEND_QUERIES];
-        for (int q = 0; q < n; q++)
-            low[q] = high[q] = vf_zero();
-        for (size_t p = begin; p < end; p++) {
-            vf v_low = load_kv(mode, v, p * layout->v_stride + d);
-            vf v_high = two ? load_kv(mode, v, p * layout->v_stride + d + CPU_LANES) : v_low;
-            for (int q = 0; q < n; q++) {
-                vf a = vf_set1(weights[q][p]);
-                low[q] = vf_fma(v_low, a, low[q]);
-                high[q] = vf_fma(v_high, a, high[q]);
+    const attend_args *args = blocks->args;
+    const float(*weights)[KV_BLOCK] = blocks->scores + first;
+    size_t stride = args->layout->v_stride, begin = blocks->begin[first], end = blocks->end[first];
+    vf sum[CPU_ATTEND_QUERIES][4];
+    const char *v[CPU_ATTEND_QUERIES], *next_k[CPU_ATTEND_QUERIES];
+    for (int b = 0; b < n_blocks; b++) {
+        int64_t block = blocks->first + b, next = block + n_blocks;
+        v[b] = (const char *)args->blocks[block] + args->v_offset;
+        next_k[b] = (const char *)args->blocks[next <= blocks->last ? next : block] +
+                    args->k_offset + d * CACHE_LINE;
+    }
+    for (int i = 0; i < n_blocks * n_queries; i++)
+        for (int j = 0; j < n_vectors; j++)
+            sum[i][j] = vf_zero();
+    for (size_t p = begin; p < end; p++) {
+        for (int b = 0; b < n_blocks; b++) {
+            vf value[4];
+            for (int j = 0; j < n_vectors; j += 2)
+                fetch_ahead(next_k[b] + (p * (size_t)n_vectors + (size_t)j) / 2 * CACHE_LINE);
+            for (int j = 0; j < n_vectors; j++)
+                value[j] = load_kv(mode, v[b], p * stride + d + (size_t)j * CPU_LANES);
+            for (int q = 0; q < n_queries; q++) {
+                int i = b * n_queries + q;
+                vf a = vf_set1(weights[i][p]);
+                for (int j = 0; j < n_vectors; j++)
+                    sum[i][j] = vf_fma(value[j], a, sum[i][j]);
             }
         }
-        for (int q = 0; q < n; q++) {
-            vf_store(values[q] + d, low[q]);
-            if (two)
-                vf_store(values[q] + d + CPU_LANES, high[q]);
-        }
     }
+    for (int i = 0; i < n_blocks * n_queries; i++)
+        for (int j = 0; j < n_vectors; j++)
+            vf_store(blocks->values[first + (size_t)i] + d + j * CPU_LANES, sum[i][j]);
+}
+
+/* values of queries that see the same positions */
+SIMD_INLINE void weigh_tile(int32_t mode, int n_queries, int n_blocks, attend_blocks *blocks,
+                            size_t first)
+{
+    const int most = n_queries * n_blocks * 4 <= 2 * TILE_QUERIES ? 4 : 2;
+    size_t d = 0, width = blocks->args->layout->v_stride;
+    for (; d + (size_t)most * CPU_LANES <= width; d += (size_t)most * CPU_LANES)
+        weigh_channels(mode, n_queries, n_blocks, most, blocks, first, d);
+    for (; d < width; d += CPU_LANES)
+        weigh_channels(mode, n_queries, n_blocks, 1, blocks, first, d);
+}
+
+typedef void (*attend_tile)(attend_blocks *blocks, size_t first);
+
+/* Functions of their own, as with linear layers. */
+#define TILE(queries, blocks_at_once)                                                              \
+    static __attribute__((noinline)) void score_fp16_##queries##x##blocks_at_once(                 \
+        attend_blocks *blocks, size_t first)                                                       \
+    {                                                                                              \
+        score_tile(TL_KV_MODE_FP16, queries, blocks_at_once, blocks, first);                       \
+    }                                                                                              \
+    static __attribute__((noinline)) void score_fp32_##queries##x##blocks_at_once(                 \
+        attend_blocks *blocks, size_t first)                                                       \
+    {                                                                                              \
+        score_tile(TL_KV_MODE_FP32, queries, blocks_at_once, blocks, first);                       \
+    }                                                                                              \
+    static __attribute__((noinline)) void weigh_fp16_##queries##x##blocks_at_once(                 \
+        attend_blocks *blocks, size_t first)                                                       \
+    {                                                                                              \
+        weigh_tile(TL_KV_MODE_FP16, queries, blocks_at_once, blocks, first);                       \
+    }                                                                                              \
+    static __attribute__((noinline)) void weigh_fp32_##queries##x##blocks_at_once(                 \
+        attend_blocks *blocks, size_t first)                                                       \
+    {                                                                                              \
+        weigh_tile(TL_KV_MODE_FP32, queries, blocks_at_once, blocks, first);                       \
+    }
+#define SHAPE(queries, blocks_at_once)                                                             \
+    {                                                                                              \
+        queries, blocks_at_once, score_fp16_##queries##x##blocks_at_once,                          \
+            score_fp32_##queries##x##blocks_at_once, weigh_fp16_##queries##x##blocks_at_once,      \
+            weigh_fp32_##queries##x##blocks_at_once                                                \
+    }
+#if TILE_QUERIES >= 8
+TILE(8, 1)
+TILE(4, 1)
+TILE(3, 1)
+TILE(2, 2)
+#endif
+TILE(2, 1)
+TILE(1, 2)
+TILE(1, 1)
+
+static const struct attend_shape {
+    size_t queries, blocks;
+    attend_tile score_fp16, score_fp32, weigh_fp16, weigh_fp32;
+} attend_shapes[] = {
+#if TILE_QUERIES >= 8
+    SHAPE(8, 1), SHAPE(4, 1), SHAPE(3, 1), SHAPE(2, 2),
+#endif
+    SHAPE(2, 1), SHAPE(1, 2), SHAPE(1, 1),
+};
+#undef TILE
+#undef SHAPE
+
+/* The largest tile of at most n queries over so many blocks. */
+static const struct attend_shape *attend_shape_of(size_t n, size_t n_blocks)
+{
+    const struct attend_shape *shape = attend_shapes;
+    while (shape->queries > n || shape->blocks != n_blocks)
+        shape++;
+    return shape;
+}
+
+/* How many blocks n queries take at once. */
+static size_t attend_blocks_of(size_t n)
+{
+    for (size_t i = 0; i < sizeof attend_shapes / sizeof *attend_shapes; i++)
+        if (attend_shapes[i].queries == n)
+            return attend_shapes[i].blocks;
+    return 1;
 }
 
 /* Turns the scores of the visible positions [begin, end) into weights exp(score - max); all other
@@ -290,145 +467,114 @@ SIMD_INLINE void softmax_block(float *scores, size_t begin, size_t end, float *m
     vf_store(scores + CPU_LANES, high);
 }
 
-/* Adds a block's finished (max, sum, values) to what came before it. */
-SIMD_INLINE void merge_block(attend_state *state, size_t n, const float *max, const float *sum,
-                             float (*values)[CONFIG_MAX_HEAD_DIM], const bool *visible,
-                             size_t width)
+/* Adds the blocks' finished (max, sum, values), in ascending order, to what came before them. */
+SIMD_INLINE void merge_blocks(attend_state *state, const attend_blocks *blocks)
 {
-    float scale_old[CPU_LANES], scale_new[CPU_LANES];
-    vf old_max = vf_load(state->max), new_max = vf_load(max);
-    vf both = vf_max(old_max, new_max);
-    vf_store(scale_old, vf_exp(vf_sub(old_max, both)));
-    vf_store(scale_new, vf_exp(vf_sub(new_max, both)));
-    float merged_max[CPU_LANES];
-    vf_store(merged_max, both);
-    for (size_t q = 0; q < n; q++) {
-        if (!visible[q])
+    size_t n = blocks->args->n_queries, width = blocks->args->layout->v_stride;
+    float scale_old[CPU_LANES], scale_new[CPU_LANES], merged[CPU_LANES] = {0};
+    float old[CPU_LANES] = {0}, new[CPU_LANES] = {0};
+    for (size_t i = 0; i < blocks->n * n; i++) {
+        if (!blocks->visible[i])
             continue;
-        float *kept = state->values[q];
-        if (!state->started[q]) {
-            state->started[q] = true;
-            state->max[q] = max[q];
-            state->sum[q] = sum[q];
-            memcpy(kept, values[q], width * sizeof *kept);
+        float *max = &state->max[i % n];
+        new[i] = blocks->max[i];
+        old[i] = state->started[i % n] ? *max : new[i];
+        merged[i] = *max = old[i] > new[i] ? old[i] : new[i];
+        state->started[i % n] = true;
+    }
+    vf both = vf_load(merged);
+    vf_store(scale_old, vf_exp(vf_sub(vf_load(old), both)));
+    vf_store(scale_new, vf_exp(vf_sub(vf_load(new), both)));
+    for (size_t i = 0; i < blocks->n * n; i++) {
+        if (!blocks->visible[i])
             continue;
-        }
-        state->max[q] = merged_max[q];
-        state->sum[q] = __builtin_fmaf(state->sum[q], scale_old[q], sum[q] * scale_new[q]);
-        vf a = vf_set1(scale_old[q]), b = vf_set1(scale_new[q]);
+        float *sum = &state->sum[i % n], *kept = state->values[i % n];
+        const float *values = blocks->values[i];
+        *sum = __builtin_fmaf(*sum, scale_old[i], blocks->sum[i] * scale_new[i]);
+        vf a = vf_set1(scale_old[i]), c = vf_set1(scale_new[i]);
         for (size_t d = 0; d < width; d += CPU_LANES)
-            vf_store(kept + d, vf_fma(vf_load(kept + d), a, vf_mul(vf_load(values[q] + d), b)));
+            vf_store(kept + d, vf_fma(vf_load(kept + d), a, vf_mul(vf_load(values + d), c)));
     }
 }
 
-/* The part [*begin, *end) of a block that starts at position `first` which a query sees. */
-SIMD_INLINE bool visible_part(int64_t position, int64_t window, int64_t first, size_t *begin,
+/* Finds the part of block `block` that a query sees; false if there is none. */
+SIMD_INLINE bool visible_part(int64_t position, int64_t window, int64_t block, size_t *begin,
                               size_t *end)
 {
+    int64_t first = block * KV_BLOCK;
     int64_t low = window > 0 && position >= window ? position - window + 1 : 0;
     int64_t from = low > first ? low - first : 0;
     int64_t to = position - first + 1 < KV_BLOCK ? position - first + 1 : KV_BLOCK;
-    if (from >= to)
-        return false;
     *begin = (size_t)from;
-    *end = (size_t)to;
-    return true;
+    *end = from < to ? (size_t)to : (size_t)from;
+    return from < to;
 }
 
-SIMD_INLINE void score_block(int32_t mode, const attend_args *args, const void *k,
-                             float (*scores)[KV_BLOCK])
+static void score_blocks(attend_blocks *blocks)
+{
+    const attend_args *args = blocks->args;
+    for (size_t q = 0; q < args->n_queries;) {
+        const struct attend_shape *shape = attend_shape_of(args->n_queries - q, blocks->n);
+        (args->layout->mode == TL_KV_MODE_FP32 ? shape->score_fp32 : shape->score_fp16)(blocks, q);
+        q += shape->queries;
+    }
+    for (size_t i = 0; i < blocks->n * args->n_queries; i++)
+        if (blocks->visible[i])
+            softmax_block(blocks->scores[i], blocks->begin[i], blocks->end[i], &blocks->max[i],
+                          &blocks->sum[i]);
+}
+
+/* Neighbours that see the same positions share the reads. */
+static void weigh_blocks(attend_blocks *blocks)
+{
+    const attend_args *args = blocks->args;
+    for (size_t q = 0; q < args->n_queries;) {
+        size_t same = 1;
+        while (q + same < args->n_queries && blocks->begin[q + same] == blocks->begin[q] &&
+               blocks->end[q + same] == blocks->end[q])
+            same++;
+        const struct attend_shape *shape = attend_shape_of(same, blocks->n);
+        (args->layout->mode == TL_KV_MODE_FP32 ? shape->weigh_fp32 : shape->weigh_fp16)(blocks, q);
+        q += shape->queries;
+    }
+}
+
+/* True if every query sees the whole of n blocks from `first` on. */
+static bool all_visible(const attend_args *args, int64_t first, size_t n)
 {
     const attend_query *queries = args->queries;
-    size_t n = args->n_queries, head_dim = args->layout->head_dim;
-#define SCORE(count)                                                                               \
-    for (; n >= (count); n -= (count), queries += (count), scores += (count))                      \
-    score_queries(mode, count, queries, k, head_dim, scores)
-    SCORE(TILE_QUERIES);
-#if TILE_QUERIES > 4
-    SCORE(4);
-#endif
-#if TILE_QUERIES > 2
-    SCORE(3);
-    SCORE(2);
-#endif
-    SCORE(1);
-#undef SCORE
-}
-
-SIMD_INLINE void weigh_block(int32_t mode, const attend_args *args, const void *v,
-                             const size_t *begin, const size_t *end, const bool *visible,
-                             float (*weights)[KV_BLOCK], float (*values)[CONFIG_MAX_HEAD_DIM])
-{
-    size_t q = 0;
-    while (q < args->n_queries) {
-        /* neighbours that see the same positions share the reads */
-        size_t same = 1;
-        while (visible[q] && q + same < args->n_queries && same < TILE_QUERIES &&
-               visible[q + same] && begin[q + same] == begin[q] && end[q + same] == end[q])
-            same++;
-#define WEIGH(count)                                                                               \
-    weigh_values(mode, count, v, args->layout, begin[q], end[q], weights + q, values + q)
-        if (!visible[q]) {
-            q++;
-            continue;
-        }
-        if (same == TILE_QUERIES) {
-            WEIGH(TILE_QUERIES);
-#if TILE_QUERIES > 4
-        } else if (same >= 4) {
-            same = 4;
-            WEIGH(4);
-#endif
-#if TILE_QUERIES > 2
-        } else if (same == 3) {
-            WEIGH(3);
-        } else if (same == 2) {
-            WEIGH(2);
-#endif
-        } else {
-            same = 1;
-            WEIGH(1);
-        }
-#undef WEIGH
-        q += same;
-    }
-}
-
-SIMD_INLINE void attend_mode(int32_t mode, const attend_args *args)
-{
-    attend_state state;
-    memset(state.max, 0, sizeof state.max);
-    memset(state.sum, 0, sizeof state.sum);
-    memset(state.started, 0, sizeof state.started);
-    float scores[CPU_ATTEND_QUERIES][KV_BLOCK], values[CPU_ATTEND_QUERIES][CONFIG_MAX_HEAD_DIM];
-    int64_t first = args->queries[0].position, last = args->queries[args->n_queries - 1].position;
-    int64_t low = args->window > 0 && first >= args->window ? first - args->window + 1 : 0;
-    for (int64_t b = low / KV_BLOCK; b <= last / KV_BLOCK; b++) {
-        float max[CPU_LANES] = {0}, sum[CPU_LANES] = {0};
-        size_t begin[CPU_ATTEND_QUERIES], end[CPU_ATTEND_QUERIES];
-        bool visible[CPU_ATTEND_QUERIES];
-        const char *block = args->blocks[b];
-        score_block(mode, args, block + args->k_offset, scores);
-        for (size_t q = 0; q < args->n_queries; q++) {
-            visible[q] = visible_part(args->queries[q].position, args->window, b * KV_BLOCK,
-                                      &begin[q], &end[q]);
-            if (visible[q])
-                softmax_block(scores[q], begin[q], end[q], &max[q], &sum[q]);
-        }
-        weigh_block(mode, args, block + args->v_offset, begin, end, visible, scores, values);
-        merge_block(&state, args->n_queries, max, sum, values, visible, args->layout->v_stride);
-    }
-    for (size_t q = 0; q < args->n_queries; q++)
-        for (size_t d = 0; d < args->layout->head_dim; d++)
-            args->queries[q].out[d] = state.values[q][d] / state.sum[q];
+    int64_t last = queries[args->n_queries - 1].position;
+    return (first + (int64_t)n) * KV_BLOCK <= queries[0].position + 1 &&
+           (args->window == 0 || last - args->window + 1 <= first * KV_BLOCK);
 }
 
 static void attend(const attend_args *args)
 {
-    if (args->layout->mode == TL_KV_MODE_FP32)
-        attend_mode(TL_KV_MODE_FP32, args);
-    else
-        attend_mode(TL_KV_MODE_FP16, args);
+    attend_state state;
+    memset(state.sum, 0, sizeof state.sum);
+    memset(state.started, 0, sizeof state.started);
+    for (size_t q = 0; q < args->n_queries; q++)
+        memset(state.values[q], 0, args->layout->v_stride * sizeof(float));
+    attend_blocks blocks;
+    blocks.args = args;
+    size_t at_once = attend_blocks_of(args->n_queries);
+    int64_t first = args->queries[0].position, last = args->queries[args->n_queries - 1].position;
+    int64_t low = args->window > 0 && first >= args->window ? first - args->window + 1 : 0;
+    blocks.last = last / KV_BLOCK;
+    for (int64_t b = low / KV_BLOCK; b <= blocks.last; b += (int64_t)blocks.n) {
+        blocks.first = b;
+        blocks.n = all_visible(args, b, at_once) ? at_once : 1;
+        for (size_t i = 0; i < blocks.n * args->n_queries; i++)
+            blocks.visible[i] =
+                visible_part(args->queries[i % args->n_queries].position, args->window,
+                             b + (int64_t)(i / args->n_queries), &blocks.begin[i], &blocks.end[i]);
+        score_blocks(&blocks);
+        weigh_blocks(&blocks);
+        merge_blocks(&state, &blocks);
+    }
+    for (size_t q = 0; q < args->n_queries; q++)
+        for (size_t d = 0; d < args->layout->head_dim; d++)
+            args->queries[q].out[d] = state.values[q][d] / state.sum[q];
 }
 
 #define CPU_KERNELS(set)                                                                           \

@@ -38,7 +38,7 @@ void cpu_rope_row(float *cos_sin, const double *frequencies, size_t pairs, int64
 {
     for (size_t i = 0; i < pairs; i++) {
         double angle = (double)position * frequencies[i];
-        cos_sin[2 * i] = (float)cos(angle);
-        cos_sin[2 * i + 1] = (float)sin(angle);
+        cos_sin[i] = (float)cos(angle);
+        cos_sin[pairs + i] = (float)sin(angle);
     }
 }

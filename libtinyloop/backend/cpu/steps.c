@@ -10,18 +10,54 @@ void cpu_linear(const backend_pass *pass, const cpu_matrix *w, const float *x, f
                 size_t n_rows, lane *self)
 {
     size_t begin, end;
-    while (lane_next(self, w->n_panels, CPU_PANELS_AT_ONCE, &begin, &end))
+    while (lane_next(self, w->n_panels, 1, &begin, &end))
         pass->model->kernels->linear(w, begin, end, x, w->columns, n_rows, y, w->rows, add);
+}
+
+/* out[r] = norm of x[r] for rows [begin, end) */
+static void norm_rows(const backend_pass *pass, float *out, const float *weight, size_t begin,
+                      size_t end)
+{
+    const backend_model *model = pass->model;
+    for (size_t r = begin; r < end; r++)
+        model->kernels->rms_norm(out + r * model->hidden, pass->x + r * model->hidden, weight,
+                                 model->hidden, model->norm_eps);
 }
 
 void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n, lane *self)
 {
-    const backend_model *model = pass->model;
     size_t begin, end;
     while (lane_next(self, n, 1, &begin, &end))
-        for (size_t r = begin; r < end; r++)
-            model->kernels->rms_norm(out + r * model->hidden, pass->x + r * model->hidden, weight,
-                                     model->hidden, model->norm_eps);
+        norm_rows(pass, out, weight, begin, end);
+}
+
+normed_input cpu_normed_input(backend_pass *pass, const float *weight, size_t n, lane *self)
+{
+    normed_input input = {weight, n, NULL};
+    if (n > CPU_OWN_ROWS) {
+        cpu_norm_rows(pass, pass->normed, weight, n, self);
+        input.rows = pass->normed;
+    }
+    return input;
+}
+
+const float *cpu_normed_rows(backend_pass *pass, normed_input *input, const lane *self)
+{
+    if (input->rows == NULL) {
+        float *own = pass->own + (size_t)self->index * CPU_OWN_ROWS * pass->model->hidden;
+        norm_rows(pass, own, input->weight, 0, input->n);
+        input->rows = own;
+    }
+    return input->rows;
+}
+
+void cpu_normed_linear(backend_pass *pass, const cpu_matrix *w, normed_input input, float *y,
+                       lane *self)
+{
+    size_t begin, end;
+    while (lane_next(self, w->n_panels, 1, &begin, &end))
+        pass->model->kernels->linear(w, begin, end, cpu_normed_rows(pass, &input, self), w->columns,
+                                     input.n, y, w->rows, false);
 }
 
 /* What a row needs of its token and of its position. */
@@ -78,15 +114,16 @@ void cpu_step_norm(backend_pass *pass, const plan_step *step, int plane, lane *s
 }
 
 /* gate = silu(gate x) * (up x), for the outputs of panels [begin, end) */
-static void gate_and_up(backend_pass *pass, const cpu_layer *layer, size_t begin, size_t end)
+static void gate_and_up(backend_pass *pass, const cpu_layer *layer, const float *normed,
+                        size_t begin, size_t end)
 {
     const backend_model *model = pass->model;
     const cpu_kernels *kernels = model->kernels;
     size_t ff = model->ff, first = begin * CPU_PANEL;
     size_t last = end * CPU_PANEL < ff ? end * CPU_PANEL : ff;
-    kernels->linear(&layer->gate, begin, end, pass->normed, model->hidden, pass->n_rows, pass->gate,
-                    ff, false);
-    kernels->linear(&layer->up, begin, end, pass->normed, model->hidden, pass->n_rows, pass->up, ff,
+    kernels->linear(&layer->gate, begin, end, normed, model->hidden, pass->n_rows, pass->gate, ff,
+                    false);
+    kernels->linear(&layer->up, begin, end, normed, model->hidden, pass->n_rows, pass->up, ff,
                     false);
     for (size_t r = 0; r < pass->n_rows; r++)
         kernels->silu_mul(pass->gate + r * ff + first, pass->up + r * ff + first, last - first);
@@ -96,10 +133,10 @@ void cpu_step_mlp(backend_pass *pass, const plan_step *step, int plane, lane *se
 {
     (void)plane;
     const cpu_layer *layer = &pass->model->layers[step->layer];
-    cpu_norm_rows(pass, pass->normed, layer->mlp_norm, pass->n_rows, self);
+    normed_input input = cpu_normed_input(pass, layer->mlp_norm, pass->n_rows, self);
     size_t begin, end;
-    while (lane_next(self, layer->gate.n_panels, CPU_PANELS_AT_ONCE, &begin, &end))
-        gate_and_up(pass, layer, begin, end);
+    while (lane_next(self, layer->gate.n_panels, 1, &begin, &end))
+        gate_and_up(pass, layer, cpu_normed_rows(pass, &input, self), begin, end);
     cpu_linear(pass, &layer->down, pass->gate, pass->x, true, pass->n_rows, self);
 }
 
@@ -121,7 +158,7 @@ void cpu_write_rows(backend_pass *pass, size_t n, const float *in, lane *self)
 void cpu_head(backend_pass *pass, size_t n, float *logits, lane *self)
 {
     const backend_model *model = pass->model;
-    cpu_norm_rows(pass, pass->normed, model->final_norm, n, self);
+    normed_input input = cpu_normed_input(pass, model->final_norm, n, self);
     const cpu_matrix *head = model->head.data != NULL ? &model->head : &model->embed;
-    cpu_linear(pass, head, pass->normed, logits, false, n, self);
+    cpu_normed_linear(pass, head, input, logits, self);
 }
