@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--models", nargs="+", default=["refdesk", "d512"])
-    parser.add_argument("--rounds", type=int, default=5, help="quiet rounds of each row")
+    parser.add_argument("--rounds", type=int, default=3, help="quiet rounds of each row")
     parser.add_argument("--requests", type=int, default=24, help="of the RAG-like load")
     parser.add_argument("--wait", type=float, default=0, help="minutes to wait for a quiet machine")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 QUIET_SHARE = 0.03
 PATIENCE_S = 20
+REST_S = 0.05
 MIN_SPAN_S = 0.2  # /proc/stat counts in hundredths of a second
 
 
@@ -83,7 +84,7 @@ class Clock:
         while len(quiet) < self.rounds:
             if len(quiet) + len(noisy) >= self.rounds and time.monotonic() > deadline:
                 break
-            times = {name: call() for name, call in calls.items()}
+            times = {name: rested(call) for name, call in calls.items()}
             (quiet if self.bystanders.share() <= QUIET_SHARE else noisy).append(times)
         kept = quiet if 2 * len(quiet) >= self.rounds else quiet + noisy
         return {name: statistics.median(times[name] for times in kept) for name in calls}
@@ -91,6 +92,12 @@ class Clock:
     def median(self, call: Callable[[], float]) -> float:
         """Median seconds of one call; see medians."""
         return self.medians({"": call})[""]
+
+
+def rested(call: Callable[[], float]) -> float:
+    """The call's seconds, when the threads of the program before no longer spin for more work."""
+    time.sleep(REST_S)
+    return call()
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:

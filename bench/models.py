@@ -43,7 +43,7 @@ class BenchModel(NamedTuple):
 def refdesk() -> BenchModel:
     """The model that ships with the package; llama.cpp has no architecture for it."""
     file = read_file(tl.default_model_path())
-    weights = {name: np.array(file.array(name)) for name in file.tensors}
+    weights = {name: file.array(name) for name in file.tensors}
     for name, tensor in file.tensors.items():
         if len(tensor.shape) == 1:
             weights[name] = convert_dtype(weights[name], tensor.dtype, "float32")

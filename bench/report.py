@@ -177,12 +177,13 @@ def write_plot(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
         places = [y + (i - (len(series) - 1) / 2) * height for y in range(len(rows))]
         milliseconds = [value * 1e3 if value else float("nan") for value in values]
         bars = axes.barh(places, milliseconds, height, label=name)
-        axes.bar_label(bars, [f"{v:,.3g}" if v == v else "" for v in milliseconds], fontsize=7)
+        labels = [f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in milliseconds]
+        axes.bar_label(bars, [label.replace("nan", "") for label in labels], fontsize=7)
     axes.set_yticks(range(len(rows)), [f"{row.model}: {row.name}" for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.margins(x=0.1, y=0.01)
     axes.set_xlabel("milliseconds (logarithmic)")
     axes.set_title(f"{about['processor']}, {threads} threads, {about['date']}, {about['commit']}")
-    axes.legend(loc="upper right")
+    figure.legend(loc="outside lower center", ncols=len(series))
     figure.savefig(path, dpi=120)

@@ -84,9 +84,9 @@ typedef int32_t (*tl_interrupt_callback)(void *user);
 
 /* For the calling thread alone, until it sets another; with NULL, the default, nothing interrupts
  * its calls. Asked on that thread, with no lock held, before each forward pass of a call that runs
- * tokens: for every prefill_chunk tokens of a prompt, then for every token that follows. A call that
- * it ends fails with TL_STATUS_INTERRUPTED. It may call the library, but not with the KV cache or
- * the stream of the call that asks; while it runs none is set, and what it sets holds until it
+ * tokens: for every prefill_chunk tokens of a prompt, then for every token that follows. A call
+ * that it ends fails with TL_STATUS_INTERRUPTED. It may call the library, but not with the KV cache
+ * or the stream of the call that asks; while it runs none is set, and what it sets holds until it
  * returns. */
 TL_API void tl_set_interrupt_callback(tl_interrupt_callback callback, void *user);
 
@@ -103,7 +103,7 @@ typedef struct tl_model_options {
     int32_t device;         /* TL_DEVICE_* */
     int32_t kv_mode;        /* TL_KV_MODE_*; DEFAULT: TINYLOOP_KV_* of the environment, else FP16 */
     int32_t threads;        /* 1 .. 256; 0: one for each CPU of the process, at most 64 */
-    int32_t verify;         /* non-zero: check the tensors' checksums too */
+    int32_t verify;         /* non-zero: also the tensors' checksums and the gaps between */
     int32_t has_init_scale; /* zero: the file's own scale */
     int32_t prefill_chunk;  /* tokens a forward pass takes at most; 1 .. 4096; 0: 256 */
     double init_scale;      /* of a random initial state, 0 is none; others ignore it */
@@ -322,7 +322,7 @@ TL_API tl_status tl_prefix_pool_generate(int32_t *tokens, size_t capacity, size_
                                          const int32_t *prompt, size_t n_prompt,
                                          const tl_generate_options *options);
 
-/* ---- Stream: the same tokens, one call each --------------------------------------------------- */
+/* ---- Stream: the same tokens, one call each ------------------------------------------------- */
 
 typedef struct tl_stream tl_stream;
 

@@ -94,7 +94,7 @@ cdef class Model(ModelHandle):
         threads: 1 to 256; None is one for each CPU that the process may use, 64 at most.
         init_scale, init_seed: of a random initial state, for models that start from one; others
             ignore them. None is the file's own scale, 0 starts from zero.
-        verify: check the tensors' checksums too.
+        verify: check the tensors' checksums and the gaps between them too.
 
     A model may be used from any number of threads. It is a context manager; `close()` ends its
     use, and its memory returns when the last cache, pool entry or stream that needs it is gone.
@@ -213,7 +213,8 @@ cdef class Model(ModelHandle):
 
         `tokens_prefilled` and `tokens_decoded` count tokens that have gone through the layers
         (which a generation's last one never does); `pool_full`, `pool_partial`, `pool_miss` and
-        `pool_fallback` count requests with a pool by what became of them.
+        `pool_fallback` count requests with a pool by what became of them, once they have started
+        (not those that are refused).
         """
         cdef tl_counters counters
         counters.size = sizeof(tl_counters)
@@ -405,7 +406,8 @@ cdef class Model(ModelHandle):
                 raise
             reason = str(error)
         else:
-            check(status, "register_prefix")  # what a signal handler raised is no refusal
+            if status == TL_STATUS_INTERRUPTED:
+                check(status, "register_prefix")  # what a signal handler raised is no refusal
             return length
         warnings.warn(f"register_prefix: {reason}", RuntimeWarning, stacklevel=1)
         return 0

@@ -111,7 +111,9 @@ def _add_inspect(commands: Any) -> None:
     inspect = commands.add_parser("inspect", help="describe a .tinyloop file")
     inspect.add_argument("file", metavar="FILE")
     inspect.add_argument("--tensors", action="store_true", help="list the tensors too")
-    inspect.add_argument("--verify", action="store_true", help="check the tensors' checksums")
+    inspect.add_argument(
+        "--verify", action="store_true", help="check the tensors' checksums and the gaps too"
+    )
     inspect.set_defaults(run=_inspect)
 
 

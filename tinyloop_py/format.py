@@ -7,8 +7,10 @@ dtype and is carried as uint16 bit patterns.
 import os
 import secrets
 import struct
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -44,6 +46,7 @@ __all__ = [
 
 MAGIC = b"TINYLOOP"
 VERSION = 1
+MAX_META_SIZE = 256 << 20  # read whole before its checksum is known
 MAX_BLOBS = 64
 MAX_DIMS = 4
 
@@ -64,6 +67,7 @@ _TENSOR_NAME_BYTES = 96
 _BLOB_NAME_BYTES = 48
 _TENSOR_ALIGNMENT = 64
 _BLOB_ALIGNMENT = 8
+_PIECE_BYTES = 1 << 20
 
 
 # ---- Layout ---------------------------------------------------------------------------------
@@ -116,24 +120,74 @@ def _directories_end(n_tensors: int, n_blobs: int) -> int:
     return _HEADER.size + CONFIG_LAYOUT.size + n_tensors * _TENSOR.size + n_blobs * _BLOB.size
 
 
+def _check_meta_size(meta_size: int) -> None:
+    if meta_size > MAX_META_SIZE:
+        raise FormatError(f"meta_size is {meta_size}; at most {MAX_META_SIZE} are allowed")
+
+
 # ---- Reader ---------------------------------------------------------------------------------
+
+
+class _Source:
+    """The bytes of a file, which stays open as long as this object lives.
+
+    Never mapped: to touch a page that another process has cut off would end this one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        stream = path.open("rb", buffering=0)
+        weakref.finalize(self, stream.close)
+        self._descriptor = stream.fileno()
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, offset: int, size: int) -> NDArray[np.uint8]:
+        """Exactly these bytes, in an array of their own; FormatError where the file has ended."""
+        out = np.empty(size, np.uint8)
+        done = 0
+        while done < size:
+            n_read = os.preadv(self._descriptor, [out[done:].data], offset + done)
+            if n_read == 0:
+                raise FormatError(
+                    f"{os.fstat(self._descriptor).st_size} bytes; it had {self.size} when it was "
+                    "opened. Read it again once it is whole"
+                )
+            done += n_read
+        return out
+
+    def pieces(self, start: int, end: int) -> Iterator[NDArray[np.uint8]]:
+        """The bytes from start to end as arrays of limited size."""
+        for offset in range(start, end, _PIECE_BYTES):
+            yield self.read(offset, min(_PIECE_BYTES, end - offset))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the file's name before the text of a FormatError."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)
 class TinyloopFile:
-    """An open file whose header, config, directories and blobs have been checked."""
+    """An open file whose header, config, directories and blobs have been checked.
+
+    The tensors are read when they are asked for; a file that has become shorter by then raises
+    FormatError.
+    """
 
     path: Path
     config: Config
     tensors: dict[str, Tensor]
     blobs: dict[str, bytes]
     meta_size: int
-    data: NDArray[np.uint8]
+    source: _Source
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return len(self.data)
+        return self.source.size
 
     @property
     def n_parameters(self) -> int:
@@ -141,12 +195,13 @@ class TinyloopFile:
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
 
     def array(self, name: str) -> NDArray[Any]:
-        """A read-only view of a tensor, in the dtype of DTYPES (bfloat16: uint16 bits).
+        """A tensor in a new array, in the dtype of DTYPES (bfloat16: uint16 bits).
 
         Raises KeyError for a name that the file does not have.
         """
         tensor = self.tensors[name]
-        part = self.data[tensor.offset : tensor.offset + tensor.size]
+        with _naming(self.path):
+            part = self.source.read(tensor.offset, tensor.size)
         return part.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
 
     def verify(self) -> list[str]:
@@ -156,14 +211,21 @@ class TinyloopFile:
         those that the configuration calls for.
         """
         problems = _tensor_set_problems(self.config, self.tensors.values())
+        with _naming(self.path):
+            problems += self._content_problems()
+        return problems
+
+    def _content_problems(self) -> Iterator[str]:
         end = self.meta_size
         for tensor in self.tensors.values():
-            if self.data[end : tensor.offset].any():
-                problems.append(f"{tensor.name}: the gap before it is not zero")
+            if self.source.read(end, tensor.offset - end).any():
+                yield f"{tensor.name}: the gap before it is not zero"
             end = tensor.offset + tensor.size
-            if zlib.crc32(self.data[tensor.offset : end].data) != tensor.crc:
-                problems.append(f"{tensor.name}: its bytes do not match its checksum")
-        return problems
+            crc = 0
+            for piece in self.source.pieces(tensor.offset, end):
+                crc = zlib.crc32(piece.data, crc)
+            if crc != tensor.crc:
+                yield f"{tensor.name}: its bytes do not match its checksum"
 
 
 def _tensor_set_problems(config: Config, tensors: Iterable[Tensor | TensorSpec]) -> list[str]:
@@ -191,41 +253,36 @@ class _Header(NamedTuple):
 
 
 def read_file(path: str | os.PathLike[str]) -> TinyloopFile:
-    """Maps a file and checks all of it but the tensors' bytes (see TinyloopFile.verify).
+    """Opens a file and checks all of it but the tensors' bytes (see TinyloopFile.verify).
 
     Raises FormatError that names the file and what is wrong, OSError if it cannot be opened.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size < _HEADER.size:
-                raise FormatError(f"{size} bytes; a header alone has {_HEADER.size}")
-            data = np.memmap(stream, dtype=np.uint8, mode="r", shape=(size,))
-        return _parse(path, data)
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}") from None
+    with _naming(path):
+        return _parse(path, _Source(path))
 
 
-def _parse(path: Path, data: NDArray[np.uint8]) -> TinyloopFile:
-    header = _read_header(data)
-    meta = data[: header.meta_size].tobytes()
+def _parse(path: Path, source: _Source) -> TinyloopFile:
+    header = _read_header(source)
+    meta = source.read(0, header.meta_size).tobytes()
     if zlib.crc32(meta[_HEADER_CRC_START:]) != header.meta_crc:
         raise FormatError("header, directories and blobs do not match their checksum")
     config = unpack_config(meta, _HEADER.size)
     tensors = _read_tensors(meta, header)
     blobs = _read_blobs(meta, header)
-    return TinyloopFile(path, config, tensors, blobs, header.meta_size, data)
+    return TinyloopFile(path, config, tensors, blobs, header.meta_size, source)
 
 
-def _read_header(data: NDArray[np.uint8]) -> _Header:
-    header = _Header(*_HEADER.unpack(data[: _HEADER.size].tobytes()))
+def _read_header(source: _Source) -> _Header:
+    if source.size < _HEADER.size:
+        raise FormatError(f"{source.size} bytes; a header alone has {_HEADER.size}")
+    header = _Header(*_HEADER.unpack(source.read(0, _HEADER.size).data))
     if header.magic != MAGIC:
         raise FormatError(f"not a .tinyloop file: it begins with {header.magic!r}")
     if header.version != VERSION:
         raise FormatError(f"version {header.version}; this reader knows version {VERSION}")
-    if header.file_size != len(data):
-        raise FormatError(f"{len(data)} bytes; its header says {header.file_size}")
+    if header.file_size != source.size:
+        raise FormatError(f"{source.size} bytes; its header says {header.file_size}")
     if header.n_fields != N_FIELDS:
         raise FormatError(f"{header.n_fields} config fields; version {VERSION} has {N_FIELDS}")
     if header.n_tensors > MAX_TENSORS:
@@ -242,6 +299,7 @@ def _read_header(data: NDArray[np.uint8]) -> _Header:
             f"meta_size {header.meta_size}; it must be a multiple of {_TENSOR_ALIGNMENT} "
             f"from {directories_end} to {header.file_size}"
         )
+    _check_meta_size(header.meta_size)
     return header
 
 
@@ -396,6 +454,7 @@ def _write(
     directories_end = _directories_end(len(tensors), len(blobs))
     blob_offsets, blobs_end = _place(directories_end, map(len, blobs.values()), _BLOB_ALIGNMENT)
     meta_size = _align(blobs_end, _TENSOR_ALIGNMENT)
+    _check_meta_size(meta_size)
     offsets, file_size = _place(meta_size, (spec.nbytes for spec in tensors), _TENSOR_ALIGNMENT)
 
     crcs = []

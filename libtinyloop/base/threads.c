@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 2000        /* before a waiter sleeps: longer than a phase mostly takes */
+#define SPINS 2000        /* before a waiter sleeps: some tens of microseconds */
 #define PIECES_PER_LANE 8 /* enough for an even share, few enough to cost little */
 
 /* How far a lane's share of the pieces is given out: phase << 32 | the next piece's number in the
@@ -82,13 +82,19 @@ static bool next_alone(lane *self, size_t n, size_t *begin, size_t *end)
     return self->alone_done;
 }
 
+/* Rounded up, so that a single piece is the caller's, who is surely awake. */
+static uint32_t share_begin(const lane *self, int owner, uint32_t n_pieces)
+{
+    uint64_t count = (uint64_t)self->count;
+    return (uint32_t)((n_pieces * (uint64_t)owner + count - 1) / count);
+}
+
 /* A piece of `owner`'s share in the lane's phase; false if all are given out or the phase is over.
  * A ticket of an earlier phase stands for a share of which nothing is given out. */
 static bool take_piece(const lane *self, int owner, uint32_t n_pieces, uint32_t *piece)
 {
-    uint64_t count = (uint64_t)self->count;
-    uint32_t first = (uint32_t)(n_pieces * (uint64_t)owner / count);
-    uint32_t size = (uint32_t)(n_pieces * ((uint64_t)owner + 1) / count) - first;
+    uint32_t first = share_begin(self, owner, n_pieces);
+    uint32_t size = share_begin(self, owner + 1, n_pieces) - first;
     _Atomic uint64_t *ticket = &self->pool->tickets[owner].next;
     uint64_t now = atomic_load_explicit(ticket, memory_order_acquire);
     while (size > 0) {
@@ -110,9 +116,14 @@ static bool take_piece(const lane *self, int owner, uint32_t n_pieces, uint32_t 
  * it finds those in its cache that it had; then of the others' shares. */
 static bool take_any_piece(const lane *self, uint32_t n_pieces, uint32_t *piece)
 {
-    for (int i = 0; i < self->count; i++)
+    if (take_piece(self, self->index, n_pieces, piece))
+        return true;
+    for (int i = 1; i < self->count; i++) {
+        if (atomic_load_explicit(&self->pool->completed, memory_order_relaxed) != self->phase)
+            return false; /* the phase is over */
         if (take_piece(self, (self->index + i) % self->count, n_pieces, piece))
             return true;
+    }
     return false;
 }
 
@@ -241,8 +252,6 @@ static void after_fork_in_child(void)
         atomic_store(&pool->sleepers, 0);
         atomic_store(&pool->n_done, 0);
         atomic_store(&pool->completed, 0);
-        for (int i = 0; i < pool->n_lanes; i++)
-            atomic_store(&pool->tickets[i].next, 0);
         atomic_flag_clear(&pool->busy);
     }
     pthread_mutex_unlock(&pools_lock);
@@ -334,6 +343,9 @@ void thread_pool_run(thread_pool *pool, lane_function function, void *arg)
         pool->function = function;
         pool->arg = arg;
         pool->first_phase = atomic_load(&pool->completed);
+        /* a share without pieces keeps its ticket: no ticket may grow old beyond counting */
+        for (int i = 0; i < pool->n_lanes; i++)
+            atomic_store(&pool->tickets[i].next, (uint64_t)pool->first_phase << 32);
         change(pool, &pool->epoch);
         run_region(pool, 0, pool->first_phase);
         wait_for_workers(pool, leaving);

@@ -10,7 +10,7 @@
  * The loop ends when all pieces of the phase are done, whoever did them, and what was written is
  * then visible to every lane. So a lane that the system has put aside holds the others up only
  * while it has pieces to report, and nothing may be written outside phases. A lane begins with a
- * share of its own, the same each time, and then helps the others. Waiting spins for some
+ * share of its own, the same each time, and then helps the others. Waiting spins for some tens of
  * microseconds and then sleeps in the kernel. If another thread has the pool, the region runs on
  * the caller's lane alone: results must not depend on who does which piece. After fork() the child
  * starts its own workers at its first region. */
@@ -25,12 +25,11 @@ typedef struct thread_pool thread_pool;
 
 typedef struct lane {
     thread_pool *pool;
-    int index;      /* 0 .. count - 1, a number of the lane's own in its region */
-    int count;      /* lanes of the region */
-    uint32_t phase; /* that this lane is in */
-    uint32_t
-        n_taken;     /* pieces of the phase that this lane took; it says so when it has done them */
-    bool alone_done; /* of a region of one lane: the phase's only piece was given out */
+    int index;        /* 0 .. count - 1, a number of the lane's own in its region */
+    int count;        /* lanes of the region */
+    uint32_t phase;   /* that this lane is in */
+    uint32_t n_taken; /* pieces of the phase that it took, and reports when it finds no more */
+    bool alone_done;  /* of a region of one lane: the phase's only piece was given out */
 } lane;
 
 typedef void (*lane_function)(void *arg, lane *self);

@@ -16,6 +16,7 @@
 #define TENSOR_NAME_SIZE 96
 #define BLOB_ENTRY_SIZE 64
 #define BLOB_NAME_SIZE 48
+#define MAX_META_SIZE (256 << 20) /* read whole before its checksum is known */
 #define MAX_TENSORS 65536
 #define MAX_BLOBS 64
 #define TENSOR_ALIGNMENT 64
@@ -127,6 +128,9 @@ static tl_status check_header(const model_file *file, const unsigned char *p)
                        "%s: meta_size %llu is outside the file or not a multiple "
                        "of %d",
                        file->path, (unsigned long long)meta_size, TENSOR_ALIGNMENT);
+    if (meta_size > MAX_META_SIZE)
+        return tl_fail(TL_STATUS_FORMAT, "%s: meta_size is %llu; at most %d are allowed",
+                       file->path, (unsigned long long)meta_size, MAX_META_SIZE);
     return TL_STATUS_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Whole answers that need no sampling: logits and states of a text, one more piece of a sequence. */
+/* Answers that need no sampling: logits and states of a text, one more piece of a sequence. */
 #ifndef TL_RUN_EVALUATE_H
 #define TL_RUN_EVALUATE_H
 

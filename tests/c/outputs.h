@@ -1,11 +1,13 @@
-/* Every way to generate, with its outcome as a value that can be compared. */
+/* Every way to generate, with its outcome as a value that can be compared, and what a model counts
+ * meanwhile. */
 #ifndef TINYLOOP_OUTPUTS_H
 #define TINYLOOP_OUTPUTS_H
 
+#include "run/engine.h"
 #include "test.h"
 #include "tiny_model.h"
 
-enum { MAX_OUTPUT = 64 };
+enum { MAX_OUTPUT = 64, WARM_CHUNK = 16 };
 
 typedef struct output {
     tl_status status;
@@ -111,6 +113,27 @@ static inline bool same_output(const output *a, const output *b)
                    "%s: status %d, %zu tokens; wanted %d, %zu (last error: %s)", #GOT,             \
                    check_got.status, check_got.n, (WANT)->status, (WANT)->n, tl_last_error());     \
     } while (0)
+
+/* A model whose KV store has met every size of block, so that idle slabs no longer come or go;
+ * small passes, so that 40 tokens take several. */
+static inline tl_model *load_warm(void)
+{
+    tl_model_options options = tiny_options(2);
+    options.prefill_chunk = WARM_CHUNK;
+    tl_model *model = tiny_load(&tiny_specs[0], &options);
+    const int32_t prompt[] = {1, 2, 3};
+    tl_generate_options generating = greedy(1);
+    CHECK_OK(generate_plain(model, prompt, 3, &generating).status);
+    return model;
+}
+
+/* Bytes of the blocks that are in use. */
+static inline size_t blocks_in_use(const tl_model *model)
+{
+    size_t in_use, in_slabs;
+    kv_store_bytes(model->kv, &in_use, &in_slabs);
+    return in_use;
+}
 
 static inline tl_counters counters_of(const tl_model *model)
 {

@@ -138,15 +138,16 @@ done:
 }
 
 /* Positions at the start, over a block's edge, at the end of the last block; windows from one
- * position to more than there are. The blocks hold nothing beyond the last query. */
+ * position to more than there are; 70 slides over two whole blocks. The blocks hold nothing beyond the last query. */
 static void check_attention_at(int32_t mode, size_t head_dim)
 {
-    static const int64_t firsts[] = {0, 25, 31, 60, 80}, windows[] = {0, 1, 5, 32, 33, 40, 1000};
+    static const int64_t firsts[] = {0, 25, 31, 60, 80},
+                         windows[] = {0, 1, 5, 32, 33, 40, 70, 1000};
     for (size_t f = 0; f < 5; f++) {
         for (size_t group = 1; group <= 3; group++) {
             size_t n_written = (size_t)firsts[f] + (N_QUERIES - 1) / group + 1;
             kv_memory_image *image = make_image(mode, head_dim, n_written);
-            for (size_t w = 0; w < 7; w++)
+            for (size_t w = 0; w < sizeof windows / sizeof *windows; w++)
                 check_attention(image, firsts[f], group, windows[w]);
             free_image(image);
         }

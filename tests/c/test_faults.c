@@ -41,29 +41,9 @@ static bool sound(tl_status status)
     return CHECK_EQ(status, TL_STATUS_NOMEM) && CHECK_STR_HAS(tl_last_error(), "out of memory");
 }
 
-/* A model whose KV store has met every size of block, so that idle slabs no longer come or go;
- * small passes, so that 40 tokens take several. */
-static tl_model *load_warm(void)
-{
-    tl_model_options options = tiny_options(2);
-    options.prefill_chunk = 16;
-    tl_model *model = tiny_load(&tiny_specs[0], &options);
-    const int32_t prompt[] = {1, 2, 3};
-    tl_generate_options generating = greedy(1);
-    CHECK_OK(generate_plain(model, prompt, 3, &generating).status);
-    return model;
-}
-
 static void make_prompt(int32_t *prompt)
 {
     tiny_tokens(prompt, N_PROMPT + N_NEW, 50, 3);
-}
-
-static size_t blocks_in_use(tl_model *model)
-{
-    size_t in_use, in_slabs;
-    kv_store_bytes(model->kv, &in_use, &in_slabs);
-    return in_use;
 }
 
 TEST(load)

@@ -288,7 +288,7 @@ TEST(batches_that_cannot_be)
 TEST(the_head_of_many_rows)
 {
     tl_model_options options = tiny_options(3);
-    tl_model *model = tiny_load(&tiny_specs[5], &options);
+    tl_model *model = tiny_load(&tiny_specs[TINY_N_SPECS - 1], &options);
     int32_t tokens[N];
     make_tokens(tokens, model, 4);
     run r = run_in_chunks(model, tokens, (cache_key){2, 0}, N);

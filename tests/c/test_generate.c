@@ -424,15 +424,12 @@ TEST(streams_give_back)
     for (int n_steps = 0; n_steps <= 6; n_steps++) {
         tl_stream *stream;
         int32_t token;
-        size_t in_use, in_slabs;
         REQUIRE_OK(tl_stream_create(&stream, model, NULL, prompt, N_PROMPT, &options));
         for (int i = 0; i < n_steps; i++)
             CHECK_OK(tl_stream_next(&token, stream));
-        kv_store_bytes(model->kv, &in_use, &in_slabs);
-        CHECK((in_use == 0) == (n_steps == 0 || n_steps >= 5));
+        CHECK((blocks_in_use(model) == 0) == (n_steps == 0 || n_steps >= 5));
         tl_stream_release(stream);
-        kv_store_bytes(model->kv, &in_use, &in_slabs);
-        CHECK_EQ(in_use, 0);
+        CHECK_EQ(blocks_in_use(model), 0);
     }
     tl_model_release(model);
 }

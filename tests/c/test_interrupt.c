@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-enum { CHUNK = 16, N_PROMPT = 70, N_NEW = 6, N_PREFIX = 35, MAX_ASKS = 100 };
+enum { CHUNK = WARM_CHUNK, N_PROMPT = 70, N_NEW = 6, N_PREFIX = 35, MAX_ASKS = 100 };
 
 typedef struct asker {
     int64_t n_asked;
@@ -64,25 +64,6 @@ static int64_t passes(int64_t n_tokens)
 static int64_t tokens_of(int64_t n_asks, int64_t n_tokens)
 {
     return n_asks * CHUNK < n_tokens ? n_asks * CHUNK : n_tokens;
-}
-
-static size_t blocks_in_use(tl_model *model)
-{
-    size_t in_use, in_slabs;
-    kv_store_bytes(model->kv, &in_use, &in_slabs);
-    return in_use;
-}
-
-/* A model whose KV store has met every size of block, so that idle slabs no longer come or go. */
-static tl_model *load_warm(void)
-{
-    tl_model_options options = tiny_options(2);
-    options.prefill_chunk = CHUNK;
-    tl_model *model = tiny_load(&tiny_specs[0], &options);
-    const int32_t prompt[] = {1, 2, 3};
-    tl_generate_options generating = greedy(1);
-    CHECK_OK(generate_plain(model, prompt, 3, &generating).status);
-    return model;
 }
 
 /* ---- every call ---- */

@@ -180,9 +180,9 @@ static void check_linear(const size_t *rows, int n_tensors, size_t columns,
 }
 
 /* One panel and less, several, more than a wide tile; one group of columns and less, several. */
-static const size_t shapes[][2] = {{1, 1},    {5, 2},    {31, 3},   {32, 17},
-                                   {33, 127}, {64, 128}, {70, 129}, {133, 20},
-                                   {161, 33}, {40, 256}, {17, 257}, {20, 389}};
+static const size_t shapes[][2] = {{1, 1},    {5, 2},     {63, 3},   {64, 17},
+                                   {65, 127}, {128, 128}, {70, 129}, {127, 20},
+                                   {161, 33}, {40, 256},  {17, 257}, {20, 389}};
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 TEST(linear_f32)

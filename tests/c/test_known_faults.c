@@ -14,13 +14,6 @@ __attribute__((constructor)) static void poison(void)
     setenv("TINYLOOP_DEBUG_POISON_KV", "1", 1);
 }
 
-static size_t blocks_in_use(const tl_model *model)
-{
-    size_t in_use, in_slabs;
-    kv_store_bytes(model->kv, &in_use, &in_slabs);
-    return in_use;
-}
-
 /* ---- what is left half-way ---- */
 
 /* What a generation can start from. */

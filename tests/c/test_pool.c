@@ -186,9 +186,7 @@ TEST(random_registrations_against_a_list)
                 (int64_t)list_longest(&l, wanted.text, n, wanted.loops));
     }
     tl_prefix_pool_release(pool);
-    size_t in_use, in_slabs;
-    kv_store_bytes(model->kv, &in_use, &in_slabs);
-    CHECK_EQ(in_use, 0);
+    CHECK_EQ(blocks_in_use(model), 0);
     tl_model_release(model);
 }
 
@@ -245,9 +243,7 @@ TEST(an_evicted_entry_lives_for_its_generation)
     memcpy(want_rest.tokens, want.tokens + 1, want_rest.n * sizeof *want.tokens);
     CHECK_OUTPUT(rest, &want_rest);
     tl_stream_release(stream);
-    size_t in_use, in_slabs;
-    kv_store_bytes(model->kv, &in_use, &in_slabs);
-    CHECK_EQ(in_use, 0);
+    CHECK_EQ(blocks_in_use(model), 0);
     tl_model_release(model);
 }
 
@@ -279,13 +275,11 @@ TEST(cached_bytes_are_exact)
             const tl_cache_options key = {sizeof key, loops, 0};
             tl_prefix_cache *cache;
             tl_prefix_cache_info cached = {.size = sizeof cached};
-            size_t in_use, in_slabs;
             REQUIRE_OK(tl_build_prefix_cache(&cache, model, prompt, n, &key));
             CHECK_OK(tl_prefix_cache_get_info(&cached, cache));
             int64_t positions = (int64_t)(n + 31) / 32 * 32;
             int64_t blocks = positions * (info.kv_bytes_fixed + loops * info.kv_bytes_loop);
-            kv_store_bytes(model->kv, &in_use, &in_slabs);
-            CHECK_EQ(in_use, blocks);
+            CHECK_EQ(blocks_in_use(model), blocks);
             CHECK_EQ(cached.bytes, blocks + 4 * 20 + 4 * (int64_t)n);
             CHECK_EQ(cached.length, n);
             CHECK_EQ(cached.loops, loops);

@@ -2,6 +2,7 @@
  * is mocked: addresses without memory behind them, sparse files, reservations. */
 #include "backend/cpu/cpu.h"
 #include "base/memory.h"
+#include "kernel_sets.h"
 #include "run/evaluate.h"
 #include "test.h"
 #include "tiny_model.h"
@@ -235,6 +236,68 @@ TEST(states_beyond_2_31)
 
 /* ---- weights ---- */
 
+static void *reserve(size_t size)
+{
+    void *data = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return data == MAP_FAILED ? NULL : data;
+}
+
+/* Small whole numbers: every dtype holds them, and their sums are exact in any order. */
+static float weight_at(size_t row, size_t column)
+{
+    return (float)((row * 7 + column * 5) % 9) - 4;
+}
+
+static float input_at(size_t row, size_t column)
+{
+    return (float)((row * 3 + column * 4) % 11) - 5;
+}
+
+/* The rest of the matrix is zeros without memory behind them. */
+static void fill_last_panel(const cpu_matrix *m)
+{
+    char *panel = (char *)m->data + (m->n_panels - 1) * m->panel_bytes;
+    for (size_t c = 0; c < m->columns; c++) {
+        for (size_t o = 0; o < CPU_PANEL; o++) {
+            float value = weight_at(o, c);
+            size_t i = c * CPU_PANEL + o, pair = (c / 2 * CPU_PANEL + o) * 2 + c % 2;
+            if (m->dtype == DTYPE_F32)
+                ((float *)panel)[i] = value;
+            else if (m->dtype == DTYPE_F16)
+                ((uint16_t *)panel)[i] = float_to_f16(value);
+            else
+                ((uint16_t *)panel)[pair] = (uint16_t)(float_to_bits(value) >> 16);
+        }
+    }
+}
+
+/* y has rows beyond 4 GiB too. */
+static void check_last_panel(const cpu_kernels *set, const cpu_matrix *m)
+{
+    enum { N_ROWS = 34 };
+    float *x = malloc(N_ROWS * m->columns * sizeof *x);
+    for (size_t i = 0; i < N_ROWS * m->columns; i++)
+        x[i] = input_at(i / m->columns, i % m->columns);
+    size_t size = N_ROWS * m->rows * sizeof(float), first = m->rows - CPU_PANEL;
+    float *y = reserve(size);
+    REQUIRE(y != NULL);
+    set->linear(m, m->n_panels - 1, m->n_panels, x, m->columns, N_ROWS, y, m->rows, false);
+    size_t n_wrong = 0;
+    for (size_t r = 0; r < N_ROWS; r++) {
+        for (size_t o = 0; o < CPU_PANEL; o++) {
+            float sum = 0;
+            for (size_t c = 0; c < m->columns; c++)
+                sum += weight_at(o, c) * x[r * m->columns + c];
+            n_wrong += y[r * m->rows + first + o] != sum;
+        }
+    }
+    test_check(n_wrong == 0, __FILE__, __LINE__, "%s, dtype %d: %zu sums are wrong", set->name,
+               (int)m->dtype, n_wrong);
+    munmap(y, size);
+    free(x);
+}
+
 TEST(rows_of_a_matrix_beyond_4_gib)
 {
     enum { COLUMNS = 101 };
@@ -246,20 +309,19 @@ TEST(rows_of_a_matrix_beyond_4_gib)
         m.panel_bytes = columns * CPU_PANEL * bytes_of[dtype];
         size_t size = cpu_matrix_bytes(&m);
         CHECK_EQ(size, (columns << 25) * bytes_of[dtype]);
-        m.data = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        REQUIRE(m.data != MAP_FAILED);
-        /* the last element of the last row */
-        float one = 1, row[COLUMNS];
-        uint16_t half = dtype == DTYPE_F16 ? float_to_f16(one) : 0x3F80;
-        char *end = (char *)m.data + size;
-        if (dtype == DTYPE_F32)
-            memcpy(end - 4, &one, 4);
-        else
-            memcpy(end - (dtype == DTYPE_BF16 ? 4 : 2), &half, 2);
-        cpu_matrix_row(&m, m.rows - 1, row);
-        for (size_t c = 0; c < COLUMNS; c++)
-            CHECK(row[c] == (c == COLUMNS - 1));
+        m.data = reserve(size);
+        REQUIRE(m.data != NULL);
+        fill_last_panel(&m);
+        float row[COLUMNS];
+        for (size_t o = 0; o < CPU_PANEL; o++) {
+            cpu_matrix_row(&m, m.rows - CPU_PANEL + o, row);
+            for (size_t c = 0; c < COLUMNS; c++)
+                CHECK(row[c] == weight_at(o, c));
+        }
+        EACH_SET(set)
+        {
+            check_last_panel(set, &m);
+        }
         munmap(m.data, size);
     }
 }

@@ -1,8 +1,7 @@
-/* One model and one pool under eight threads: every output is the serial one. Meant for
+/* Models and one pool under eight threads: every output is the serial one. Meant for
  * ThreadSanitizer too. */
 #include "base/random.h"
 #include "outputs.h"
-#include "run/engine.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -19,9 +18,11 @@ typedef struct canary {
 
 typedef struct shared {
     tl_model *model;
+    tl_model *closing; /* of the same weights; thread 0 closes it half-way */
     tl_prefix_pool *pool;
     canary canaries[N_TEXTS];
-    atomic_int n_requests; /* through the pool */
+    atomic_int n_requests; /* of `model` through the pool */
+    atomic_int n_closed;   /* answers of `closing` that it is closed */
 } shared;
 
 typedef struct worker {
@@ -60,6 +61,43 @@ static void build_and_use(worker *w, const canary *c, double u)
     tl_prefix_cache_release(cache);
 }
 
+/* Takes some tokens, which are the first of the text's, and drops the stream. */
+static void drop_stream(worker *w, const canary *c, double u)
+{
+    tl_stream *stream;
+    w->n_failed += tl_stream_create(&stream, w->shared->model, w->shared->pool, c->prompt, N_PROMPT,
+                                    &c->options) != TL_STATUS_OK;
+    for (size_t i = 0, n = 1 + (size_t)(u * (N_NEW - 1)); i < n; i++) {
+        int32_t token = -1;
+        w->n_failed += tl_stream_next(&token, stream) != TL_STATUS_OK;
+        w->n_wrong += token != (i < c->want.n ? c->want.tokens[i] : -1);
+    }
+    tl_stream_release(stream);
+}
+
+/* Until it is closed, the other model fills the pool and answers from it; then it says so. */
+static void use_the_closing_model(worker *w, const canary *c, double u)
+{
+    shared *s = w->shared;
+    const tl_cache_options key = {sizeof key, c->options.loops, c->options.cache_window};
+    size_t n = 1 + (size_t)(u * (N_PROMPT - 1));
+    int64_t length;
+    tl_status status = tl_prefix_pool_register(&length, s->pool, s->closing, c->prompt, n, &key);
+    w->n_failed += status != TL_STATUS_OK && status != TL_STATUS_CLOSED;
+    output got = generate_pooled(s->pool, s->closing, c->prompt, N_PROMPT, &c->options);
+    if (got.status == TL_STATUS_CLOSED)
+        atomic_fetch_add(&s->n_closed, 1);
+    else
+        judge(w, got, &c->want);
+}
+
+static void close_amid(worker *w, const canary *c, double u)
+{
+    use_the_closing_model(w, c, u);
+    tl_model_close(w->shared->closing);
+    use_the_closing_model(w, c, u);
+}
+
 static void read_statistics(worker *w)
 {
     const shared *s = w->shared;
@@ -88,7 +126,9 @@ static void *work_hard(void *arg)
         for (uint64_t k = 0; k < 3; k++)
             u[k] = random_uniform(w->index * 3 + k, i);
         const canary *c = &s->canaries[(int)(u[0] * N_TEXTS)];
-        int action = (int)(u[1] * 7);
+        int action = (int)(u[1] * 9);
+        if (w->index == 0 && i == N_ROUNDS / 2)
+            close_amid(w, c, u[2]);
         if (action < 2) {
             register_some(w, c, u[2]);
         } else if (action < 4) {
@@ -101,6 +141,11 @@ static void *work_hard(void *arg)
                   &c->want);
         } else if (action == 5) {
             build_and_use(w, c, u[2]);
+        } else if (action == 6) {
+            atomic_fetch_add(&s->n_requests, 1);
+            drop_stream(w, c, u[2]);
+        } else if (action == 7) {
+            use_the_closing_model(w, c, u[2]);
         } else {
             read_statistics(w);
         }
@@ -129,6 +174,7 @@ static void check_model(const tiny_spec *spec, int threads)
     tl_model_options options = tiny_options(threads);
     options.prefill_chunk = 8;
     s.model = tiny_load(spec, &options);
+    s.closing = tiny_load(spec, &options);
     s.pool = make_pool(3);
     for (uint64_t t = 0; t < N_TEXTS; t++) {
         canary *c = &s.canaries[t];
@@ -144,11 +190,12 @@ static void check_model(const tiny_spec *spec, int threads)
     tl_counters counters = counters_of(s.model);
     CHECK_EQ(counters.pool_full + counters.pool_partial + counters.pool_miss, s.n_requests);
     CHECK(counters.pool_partial > 0);
+    CHECK(s.n_closed > 0);
+    CHECK(counters_of(s.closing).tokens_decoded > 0);
     tl_prefix_pool_release(s.pool);
-    size_t in_use, in_slabs;
-    kv_store_bytes(s.model->kv, &in_use, &in_slabs);
-    CHECK_EQ(in_use, 0);
+    CHECK_EQ(blocks_in_use(s.model), 0);
     tl_model_release(s.model);
+    tl_model_release(s.closing);
 }
 
 TEST(one_lane)

@@ -46,8 +46,8 @@ typedef struct tiny_spec {
         .dtype = DTYPE_F32, .loops = 2, .seed = 1                                                  \
     }
 
-/* Every size that is not a multiple of something; groups of 1, 2 and 3 query heads; all dtypes;
- * with and without prelude, coda, injection and loop. */
+/* Every size that is not a multiple of something; groups of 1, 2, 3 and 9 query heads; all
+ * dtypes; with and without prelude, coda, injection and loop. */
 /* clang-format off */
 static const tiny_spec tiny_specs[] = {
     TINY_SPEC,
@@ -63,6 +63,10 @@ static const tiny_spec tiny_specs[] = {
     {.vocab = 33, .hidden = 20, .n_heads = 4, .n_kv_heads = 2, .head_dim = 10, .ff = 19,
      .prelude = 3, .llama3 = true,
      .dtype = DTYPE_F32, .loops = 1, .seed = 5},
+    /* more query heads to a KV head than attention takes at once */
+    {.vocab = 7, .hidden = 6, .n_heads = 9, .n_kv_heads = 1, .head_dim = 2, .ff = 5,
+     .core = 1, .inject = true, .core_norm = true, .tied = true,
+     .dtype = DTYPE_F32, .loops = 2, .seed = 7},
     /* more than one group of columns and more than one panel in every linear layer */
     {.vocab = 70, .hidden = 131, .n_heads = 2, .n_kv_heads = 1, .head_dim = 66, .ff = 133,
      .prelude = 1, .core = 1, .coda = 1, .inject = true, .core_norm = true, .tied = true,

@@ -8,14 +8,11 @@ from pathlib import Path
 # spoils every later number.
 os.environ["TINYLOOP_DEBUG_POISON_KV"] = "1"
 
-import numpy as np
 import pytest
-from checkpoints import save_checkpoint as save
-from checkpoints import small_refdesk, tensor_shapes
+import tiny_models
 from safetensors.numpy import load_file
 
 import tinyloop_py as tl
-from tinyloop_py.convert import convert
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -51,35 +48,10 @@ def model_fp32():
         yield model
 
 
-def scaled_tensors(config, seed):
-    """Random weights of about unit gain, so that the logits of a small model say something."""
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    for name, shape in tensor_shapes(config).items():
-        scale = 1.0 if len(shape) == 1 else 1.5 / np.sqrt(shape[1])
-        offset = 1.0 if len(shape) == 1 else 0.0
-        values = offset + scale * rng.standard_normal(shape) * (0.1 if len(shape) == 1 else 1.0)
-        tensors[name] = ("F32", values.astype(np.float32))
-    return tensors
-
-
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory):
     """A looped model with odd sizes that runs thousands of tokens a second."""
-    config = small_refdesk(prelude=1, core=2, coda=1) | {
-        "vocab_size": 53,
-        "hidden_size": 22,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 10,
-        "intermediate_size": 37,
-        "max_position_embeddings": 512,
-        "default_loops": 3,
-    }
-    folder = tmp_path_factory.mktemp("tiny")
-    save(folder / "checkpoint", config, scaled_tensors(config, seed=7))
-    convert(folder / "checkpoint", folder / "tiny.tinyloop")
-    return folder / "tiny.tinyloop"
+    return tiny_models.make(tmp_path_factory.mktemp("tiny"), seed=7)
 
 
 @pytest.fixture(scope="session")

@@ -134,6 +134,24 @@ def test_inspect_of_damaged_files(call, tmp_path):
     assert "No such file" in error_line(run("inspect", tmp_path / "none"))
 
 
+def test_inspect_of_a_file_that_is_cut_meanwhile(call, tmp_path, monkeypatch):
+    path = tmp_path / "cut.tinyloop"
+    path.write_bytes(MODEL.read_bytes())
+    size = MODEL.stat().st_size
+
+    def cut(file, tensors):
+        os.truncate(path, size // 2)
+        return ""
+
+    monkeypatch.setattr("tinyloop_py.describe.describe", cut)
+    status, _, err = call("inspect", "--verify", path)
+    assert status == 1
+    assert err == (
+        f"tinyloop: error: {path}: {size // 2} bytes; it had {size} when it was opened. "
+        "Read it again once it is whole\n"
+    )
+
+
 def test_convert(call, tmp_path):
     out_path = tmp_path / "llama.tinyloop"
     status, out, err = call("convert", DATA / "llama", out_path, "--dtype", "bf16")

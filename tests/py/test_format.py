@@ -196,14 +196,6 @@ def test_round_trip(tmp_path, changes, dtype, blobs):
     assert tensors == {name: (code, array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
-def test_arrays_are_read_only_views(small_file):
-    file = fmt.read_file(small_file)
-    array = file.array("embed.weight")
-    assert np.shares_memory(array, file.data)
-    with pytest.raises(ValueError, match="read-only"):
-        array[0] = 1
-
-
 def test_documented_tensors():
     config = small_config(tied_head=0, stage0_end_norm=1)
     assert fmt.tensor_shapes(config) == {
@@ -516,6 +508,18 @@ def test_writer_refuses_wrong_blobs(tmp_path, blobs):
     config = small_config()
     with pytest.raises(fmt.FormatError, match="blob"):
         write(tmp_path / "x", config, random_arrays(config), blobs=blobs)
+
+
+def test_writer_refuses_what_the_reader_would(tmp_path, monkeypatch):
+    config = small_config()
+    meta_size = fmt.read_file(write(tmp_path / "x", config, random_arrays(config))).meta_size
+    monkeypatch.setattr(fmt, "MAX_META_SIZE", meta_size)
+    write(tmp_path / "y", config, random_arrays(config))
+    monkeypatch.setattr(fmt, "MAX_META_SIZE", meta_size - 1)
+    message = f"meta_size is {meta_size}; at most {meta_size - 1} are allowed"
+    with pytest.raises(fmt.FormatError, match=message):
+        write(tmp_path / "z", config, random_arrays(config))
+    assert not (tmp_path / "z").exists()
 
 
 @pytest.mark.parametrize(

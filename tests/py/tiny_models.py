@@ -1,7 +1,7 @@
 """Looped models of some kilobytes, of odd sizes, that run tens of thousands of tokens a second."""
 
-from checkpoints import save_checkpoint, small_refdesk
-from conftest import scaled_tensors
+import numpy as np
+from checkpoints import save_checkpoint, small_refdesk, tensor_shapes
 
 from tinyloop_py.convert import convert
 
@@ -15,6 +15,18 @@ SIZES = {
     "max_position_embeddings": 512,
     "default_loops": 3,
 }
+
+
+def scaled_tensors(config, seed):
+    """Random weights of about unit gain, so that the logits of a small model say something."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in tensor_shapes(config).items():
+        scale = 1.0 if len(shape) == 1 else 1.5 / np.sqrt(shape[1])
+        offset = 1.0 if len(shape) == 1 else 0.0
+        values = offset + scale * rng.standard_normal(shape) * (0.1 if len(shape) == 1 else 1.0)
+        tensors[name] = ("F32", values.astype(np.float32))
+    return tensors
 
 
 def make(folder, seed, **changes):

@@ -94,11 +94,11 @@ static size_t tiles_of(const batch_span *span, size_t group)
 /* Tile `tile` of a span, counted through its KV heads. A KV head's only tile stores its keys and
  * values itself; where there are several, rotate_and_store_all has been there before. */
 static void attend_nth(backend_pass *pass, const plan_step *step, int plane, const batch_span *span,
-                       size_t tile, bool alone)
+                       size_t tile, bool one_tile)
 {
     size_t kv_heads = pass->model->n_kv_heads, group = pass->model->n_heads / kv_heads;
     size_t first = tile / kv_heads * CPU_ATTEND_QUERIES, left = span->n_rows * group - first;
-    if (alone)
+    if (one_tile)
         for (size_t r = 0; r < span->n_rows; r++)
             rotate_and_store(pass, step, plane, span, span->first_row + r, tile % kv_heads);
     attend_tile(pass, step, plane, span, tile % kv_heads, first,
@@ -109,13 +109,13 @@ static void attend_all(backend_pass *pass, const plan_step *step, int plane, lan
 {
     const backend_model *model = pass->model;
     size_t group = model->n_heads / model->n_kv_heads, n_tiles = 0, begin, end;
-    bool alone = true;
+    bool one_tile = true;
     for (size_t s = 0; s < pass->n_spans; s++) {
         size_t tiles = tiles_of(&pass->spans[s], group);
         n_tiles += tiles * model->n_kv_heads;
-        alone = alone && tiles == 1;
+        one_tile = one_tile && tiles == 1;
     }
-    if (!alone)
+    if (!one_tile)
         rotate_and_store_all(pass, step, plane, self);
     while (lane_next(self, n_tiles, 1, &begin, &end)) {
         size_t low = 0;
@@ -123,7 +123,7 @@ static void attend_all(backend_pass *pass, const plan_step *step, int plane, lan
             const batch_span *span = &pass->spans[s];
             size_t high = low + tiles_of(span, group) * model->n_kv_heads;
             for (size_t t = begin > low ? begin : low; t < end && t < high; t++)
-                attend_nth(pass, step, plane, span, t - low, alone);
+                attend_nth(pass, step, plane, span, t - low, one_tile);
             low = high;
         }
     }
@@ -132,8 +132,7 @@ static void attend_all(backend_pass *pass, const plan_step *step, int plane, lan
 void cpu_step_attention(backend_pass *pass, const plan_step *step, int plane, lane *self)
 {
     const cpu_layer *layer = &pass->model->layers[step->layer];
-    normed_input input = cpu_normed_input(pass, layer->attn_norm, pass->n_rows, self);
-    cpu_normed_linear(pass, &layer->qkv, input, pass->qkv, self);
+    cpu_normed_linear(pass, &layer->qkv, layer->attn_norm, pass->qkv, pass->n_rows, self);
     attend_all(pass, step, plane, self);
     cpu_linear(pass, &layer->o, pass->mixed, pass->x, true, pass->n_rows, self);
 }

@@ -191,8 +191,9 @@ static tl_status pass_create(backend_pass **out, backend_model *model, size_t ma
     pass->x = mem_aligned(max_rows, model->hidden * sizeof(float));
     pass->e = mem_aligned(max_rows, model->hidden * sizeof(float));
     pass->normed = mem_aligned(max_rows, model->hidden * sizeof(float));
-    pass->own = mem_aligned((size_t)thread_pool_size(model->threads) * CPU_OWN_ROWS,
-                            model->hidden * sizeof(float));
+    pass->own_rows = max_rows < CPU_OWN_ROWS ? max_rows : CPU_OWN_ROWS;
+    size_t own_rows = (size_t)thread_pool_size(model->threads) * pass->own_rows;
+    pass->own = mem_aligned(own_rows, model->hidden * sizeof(float));
     pass->qkv = mem_aligned(max_rows, qkv_width * sizeof(float));
     pass->mixed = mem_aligned(max_rows, q_width * sizeof(float));
     pass->gate = mem_aligned(max_rows, model->ff * sizeof(float));
@@ -201,9 +202,9 @@ static tl_status pass_create(backend_pass **out, backend_model *model, size_t ma
     if (!pass->x || !pass->e || !pass->normed || !pass->own || !pass->qkv || !pass->mixed ||
         !pass->gate || !pass->up || !pass->rope) {
         pass_destroy(pass);
+        size_t row = 3 * model->hidden + qkv_width + q_width + 2 * model->ff + model->head_dim;
         return tl_fail_nomem("a forward pass",
-                             max_rows * (3 * model->hidden + qkv_width + q_width + 2 * model->ff) *
-                                 sizeof(float));
+                             (max_rows * row + own_rows * model->hidden) * sizeof(float));
     }
     *out = pass;
     return TL_STATUS_OK;

@@ -123,13 +123,14 @@ struct backend_model {
 struct backend_pass {
     backend_model *model;
     size_t max_rows;
+    size_t own_rows; /* at most CPU_OWN_ROWS */
     size_t n_rows;
     const batch_span *spans;
     size_t n_spans;
     float *x;      /* [rows][hidden] the residual stream */
     float *e;      /* [rows][hidden] what is injected */
     float *normed; /* [rows][hidden] */
-    float *own;    /* [lanes][CPU_OWN_ROWS][hidden] for each lane alone */
+    float *own;    /* [lanes][own_rows][hidden] for each lane by itself */
     float *qkv;    /* [rows][(n_heads + 2 n_kv_heads) head_dim] */
     float *mixed;  /* [rows][n_heads head_dim] attention's output */
     float *gate;   /* [rows][ff] */
@@ -146,22 +147,10 @@ void cpu_step_norm(backend_pass *pass, const plan_step *step, int plane, lane *s
 void cpu_read_rows(backend_pass *pass, size_t first, size_t n, float *out, lane *self);
 void cpu_write_rows(backend_pass *pass, size_t n, const float *in, lane *self);
 void cpu_head(backend_pass *pass, size_t n, float *logits, lane *self);
-/* A phase: out = norm of rows [0, n) of x. */
-void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n, lane *self);
 
-/* The norm of x, rows [0, n), as a phase's input. Of few rows each lane makes its own, in the phase
- * and holding a piece of it: only then is x sure to stay. */
-typedef struct normed_input {
-    const float *weight;
-    size_t n;
-    const float *rows; /* [n][hidden], or NULL: not made yet */
-} normed_input;
-
-normed_input cpu_normed_input(backend_pass *pass, const float *weight, size_t n, lane *self);
-const float *cpu_normed_rows(backend_pass *pass, normed_input *input, const lane *self);
-/* A phase: y = w norm(x). */
-void cpu_normed_linear(backend_pass *pass, const cpu_matrix *w, normed_input input, float *y,
-                       lane *self);
+/* y = w norm(x) over rows [0, n). */
+void cpu_normed_linear(backend_pass *pass, const cpu_matrix *w, const float *norm_weight, float *y,
+                       size_t n, lane *self);
 /* A phase: y = w x, or y += w x, over rows [0, n_rows). */
 void cpu_linear(const backend_pass *pass, const cpu_matrix *w, const float *x, float *y, bool add,
                 size_t n_rows, lane *self);

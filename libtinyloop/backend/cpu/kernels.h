@@ -54,11 +54,10 @@ SIMD_INLINE vf load_last(tensor_dtype dtype, const char *weights, size_t c)
 
 SIMD_INLINE void put_output(float *y, vf value, size_t n, bool add)
 {
-    if (n >= CPU_LANES) {
+    if (n >= CPU_LANES)
         vf_store(y, add ? vf_add(vf_load(y), value) : value);
-    } else if (n > 0) {
+    else
         vf_store_n(y, add ? vf_add(vf_load_n(y, n), value) : value, n);
-    }
 }
 
 typedef vf tile_sums[4][PANEL_VECTORS];
@@ -126,8 +125,10 @@ SIMD_INLINE void linear_tile(tensor_dtype dtype, int rows, int vectors, const li
     }
     for (int r = 0; r < rows; r++) {
         for (int v = 0; v < vectors; v++) {
-            size_t o = (args->vector + (size_t)v) * CPU_LANES, n = o < w->rows ? w->rows - o : 0;
-            put_output(args->y + (size_t)r * args->y_stride + o, total[r][v], n, args->add);
+            size_t o = (args->vector + (size_t)v) * CPU_LANES;
+            if (o < w->rows) /* the panel's last vectors may be padding */
+                put_output(args->y + (size_t)r * args->y_stride + o, total[r][v], w->rows - o,
+                           args->add);
         }
     }
 }

@@ -399,7 +399,7 @@ SIMD_INLINE float vf_largest(vf v)
 
 /* ---- the same code on every set ---- */
 
-/* e^x within 2 units in the last place; below -87.3 it stays at e^-87.3, from 88.4 on it is infinite.
+/* e^x within 2 units in the last place; below -87.3 it stays there, from 88.4 on it is infinite.
  * x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so r is exact enough), and e^r by its
  * Taylor polynomial to r^7. */
 SIMD_INLINE vf vf_exp(vf x)

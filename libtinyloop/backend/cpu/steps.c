@@ -24,40 +24,50 @@ static void norm_rows(const backend_pass *pass, float *out, const float *weight,
                                  model->hidden, model->norm_eps);
 }
 
-void cpu_norm_rows(backend_pass *pass, float *out, const float *weight, size_t n, lane *self)
+static void norm_rows_phase(backend_pass *pass, float *out, const float *weight, size_t n,
+                            lane *self)
 {
     size_t begin, end;
     while (lane_next(self, n, 1, &begin, &end))
         norm_rows(pass, out, weight, begin, end);
 }
 
-normed_input cpu_normed_input(backend_pass *pass, const float *weight, size_t n, lane *self)
+/* The norm of x, rows [0, n), as a phase's input. Of few rows each lane makes its own, in the phase
+ * and holding a piece of it: only then is x sure to stay. */
+typedef struct normed_input {
+    const float *weight;
+    size_t n;
+    const float *rows; /* [n][hidden], or NULL: not made yet */
+} normed_input;
+
+static normed_input begin_normed(backend_pass *pass, const float *weight, size_t n, lane *self)
 {
     normed_input input = {weight, n, NULL};
     if (n > CPU_OWN_ROWS) {
-        cpu_norm_rows(pass, pass->normed, weight, n, self);
+        norm_rows_phase(pass, pass->normed, weight, n, self);
         input.rows = pass->normed;
     }
     return input;
 }
 
-const float *cpu_normed_rows(backend_pass *pass, normed_input *input, const lane *self)
+static const float *normed_rows(backend_pass *pass, normed_input *input, const lane *self)
 {
     if (input->rows == NULL) {
-        float *own = pass->own + (size_t)self->index * CPU_OWN_ROWS * pass->model->hidden;
+        float *own = pass->own + (size_t)self->index * pass->own_rows * pass->model->hidden;
         norm_rows(pass, own, input->weight, 0, input->n);
         input->rows = own;
     }
     return input->rows;
 }
 
-void cpu_normed_linear(backend_pass *pass, const cpu_matrix *w, normed_input input, float *y,
-                       lane *self)
+void cpu_normed_linear(backend_pass *pass, const cpu_matrix *w, const float *norm_weight, float *y,
+                       size_t n, lane *self)
 {
+    normed_input input = begin_normed(pass, norm_weight, n, self);
     size_t begin, end;
     while (lane_next(self, w->n_panels, 1, &begin, &end))
-        pass->model->kernels->linear(w, begin, end, cpu_normed_rows(pass, &input, self), w->columns,
-                                     input.n, y, w->rows, false);
+        pass->model->kernels->linear(w, begin, end, normed_rows(pass, &input, self), w->columns, n,
+                                     y, w->rows, false);
 }
 
 /* What a row needs of its token and of its position. */
@@ -110,7 +120,7 @@ void cpu_step_inject(backend_pass *pass, const plan_step *step, int plane, lane 
 void cpu_step_norm(backend_pass *pass, const plan_step *step, int plane, lane *self)
 {
     (void)plane;
-    cpu_norm_rows(pass, pass->x, pass->model->stage_norm[step->stage], pass->n_rows, self);
+    norm_rows_phase(pass, pass->x, pass->model->stage_norm[step->stage], pass->n_rows, self);
 }
 
 /* gate = silu(gate x) * (up x), for the outputs of panels [begin, end) */
@@ -133,10 +143,10 @@ void cpu_step_mlp(backend_pass *pass, const plan_step *step, int plane, lane *se
 {
     (void)plane;
     const cpu_layer *layer = &pass->model->layers[step->layer];
-    normed_input input = cpu_normed_input(pass, layer->mlp_norm, pass->n_rows, self);
+    normed_input input = begin_normed(pass, layer->mlp_norm, pass->n_rows, self);
     size_t begin, end;
     while (lane_next(self, layer->gate.n_panels, 1, &begin, &end))
-        gate_and_up(pass, layer, cpu_normed_rows(pass, &input, self), begin, end);
+        gate_and_up(pass, layer, normed_rows(pass, &input, self), begin, end);
     cpu_linear(pass, &layer->down, pass->gate, pass->x, true, pass->n_rows, self);
 }
 
@@ -158,7 +168,6 @@ void cpu_write_rows(backend_pass *pass, size_t n, const float *in, lane *self)
 void cpu_head(backend_pass *pass, size_t n, float *logits, lane *self)
 {
     const backend_model *model = pass->model;
-    normed_input input = cpu_normed_input(pass, model->final_norm, n, self);
     const cpu_matrix *head = model->head.data != NULL ? &model->head : &model->embed;
-    cpu_normed_linear(pass, head, input, logits, self);
+    cpu_normed_linear(pass, head, model->final_norm, logits, n, self);
 }
