@@ -32,6 +32,12 @@ static inline kv_layout kv_layout_make(int32_t mode, size_t element_size, size_t
     return (kv_layout){mode, element_size, n_heads, head_dim, v_stride, layer_bytes};
 }
 
+/* The first position that a position attends to; window 0: none. */
+static inline int64_t kv_first_visible(int64_t position, int64_t window)
+{
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
 /* Byte offsets in a block. */
 static inline size_t kv_k_offset(const kv_layout *layout, size_t layer, size_t head)
 {

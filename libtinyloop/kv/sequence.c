@@ -9,12 +9,6 @@ static size_t blocks_for(int64_t n_positions)
     return ((size_t)n_positions + KV_BLOCK - 1) / KV_BLOCK;
 }
 
-/* The first position that position p attends to. */
-static int64_t first_visible(const kv_sequence *sequence, int64_t p)
-{
-    return sequence->window > 0 && p >= sequence->window ? p - sequence->window + 1 : 0;
-}
-
 tl_status kv_sequence_init(kv_sequence *sequence, kv_store *store, const int *plane_class,
                            int n_planes, int64_t window)
 {
@@ -160,7 +154,7 @@ tl_status kv_sequence_reserve(kv_sequence *sequence, int64_t n)
 void kv_sequence_commit(kv_sequence *sequence, int64_t n)
 {
     sequence->length += n;
-    size_t first = (size_t)first_visible(sequence, sequence->length) / KV_BLOCK;
+    size_t first = (size_t)kv_first_visible(sequence->length, sequence->window) / KV_BLOCK;
     if (first > sequence->n_blocks)
         first = sequence->n_blocks;
     if (first > sequence->first_block) {
@@ -172,7 +166,7 @@ void kv_sequence_commit(kv_sequence *sequence, int64_t n)
 tl_status kv_sequence_truncate(kv_sequence *sequence, int64_t length)
 {
     int64_t held_from = (int64_t)sequence->first_block * KV_BLOCK;
-    if (length > 0 && first_visible(sequence, length) < held_from && held_from > 0)
+    if (length > 0 && kv_first_visible(length, sequence->window) < held_from && held_from > 0)
         return tl_fail(TL_STATUS_INVALID,
                        "length %lld: the window of %lld has dropped positions below %lld, which "
                        "position %lld attends to; allowed are 0 and %lld to %lld",

@@ -10,6 +10,16 @@ static const tl_model_options *verify_options(void)
     return &options;
 }
 
+/* A file of which a part of every kind can be damaged. */
+static tiny_file *make_with_blob(void)
+{
+    const int32_t end_ids[] = {3};
+    tiny_spec spec = TINY_SPEC;
+    spec.end_ids = end_ids;
+    spec.n_end_ids = 1;
+    return tiny_make(&spec);
+}
+
 /* ---- sound files ---- */
 
 TEST(sound_files_load)
@@ -135,11 +145,7 @@ TEST(verify_notices_a_wrong_checksum)
 
 TEST(gaps_are_zero)
 {
-    const int32_t end_ids[] = {3};
-    tiny_spec spec = TINY_SPEC;
-    spec.end_ids = end_ids;
-    spec.n_end_ids = 1;
-    tiny_file *file = tiny_make(&spec);
+    tiny_file *file = make_with_blob();
     size_t n_gaps = 0;
     for (size_t t = 1; t < file->n_tensors; t++) {
         size_t begin = file->tensors[t - 1].offset + file->tensors[t - 1].size;
@@ -193,11 +199,7 @@ static void check_u32s_refused(tiny_file *file, size_t at, const char *what)
 
 TEST(header_fields)
 {
-    const int32_t end_ids[] = {3};
-    tiny_spec spec = TINY_SPEC;
-    spec.end_ids = end_ids;
-    spec.n_end_ids = 1;
-    tiny_file *file = tiny_make(&spec);
+    tiny_file *file = make_with_blob();
     check_u32s_refused(file, 8, "version");
     CHECK_STATUS(load_with(file, 8, &(uint32_t){2}, 4), TL_STATUS_UNSUPPORTED);
     check_u64s_refused(file, 16, "file_size");
@@ -277,11 +279,7 @@ TEST(tensor_names)
 
 TEST(blob_directory_fields)
 {
-    const int32_t end_ids[] = {3};
-    tiny_spec spec = TINY_SPEC;
-    spec.end_ids = end_ids;
-    spec.n_end_ids = 1;
-    tiny_file *file = tiny_make(&spec);
+    tiny_file *file = make_with_blob();
     for (size_t i = 0; i < file->n_blobs; i++) {
         size_t entry = tiny_blob_entry(file, i);
         check_u64s_refused(file, entry + 48, "offset");

@@ -135,24 +135,20 @@ SIMD_INLINE void linear_tile(tensor_dtype dtype, int rows, int vectors, const li
 
 /* Each shape of tile is a function of its own for each dtype: a compiler that inlines several into
  * one runs out of registers in all of them. */
-#define TILE(name, rows, vectors)                                                                  \
-    static __attribute__((noinline)) void name##_bf16(const linear_args *args)                     \
+#define FUNCTION(dtype, name, rows, vectors)                                                       \
+    static __attribute__((noinline)) void name##_##dtype(const linear_args *args)                  \
     {                                                                                              \
-        linear_tile(DTYPE_BF16, rows, vectors, args);                                              \
-    }                                                                                              \
-    static __attribute__((noinline)) void name##_f16(const linear_args *args)                      \
-    {                                                                                              \
-        linear_tile(DTYPE_F16, rows, vectors, args);                                               \
-    }                                                                                              \
-    static __attribute__((noinline)) void name##_f32(const linear_args *args)                      \
-    {                                                                                              \
-        linear_tile(DTYPE_F32, rows, vectors, args);                                               \
+        linear_tile(DTYPE_##dtype, rows, vectors, args);                                           \
     }
+#define TILE(name, rows, vectors)                                                                  \
+    FUNCTION(BF16, name, rows, vectors)                                                            \
+    FUNCTION(F16, name, rows, vectors)                                                             \
+    FUNCTION(F32, name, rows, vectors)
 #define SHAPE(name, rows, vectors)                                                                 \
     {                                                                                              \
         rows, vectors,                                                                             \
         {                                                                                          \
-            [DTYPE_BF16] = name##_bf16, [DTYPE_F16] = name##_f16, [DTYPE_F32] = name##_f32         \
+            [DTYPE_BF16] = name##_BF16, [DTYPE_F16] = name##_F16, [DTYPE_F32] = name##_F32         \
         }                                                                                          \
     }
 
@@ -168,6 +164,7 @@ static const struct linear_shape {
     SHAPE(tile_2, 2, TILE_2_VECTORS),
     SHAPE(tile_1, 1, PANEL_VECTORS),
 };
+#undef FUNCTION
 #undef TILE
 #undef SHAPE
 
@@ -275,9 +272,13 @@ typedef struct attend_blocks {
     float sum[CPU_LANES];
     float scores[CPU_ATTEND_QUERIES][KV_BLOCK]; /* later the weights */
     float values[CPU_ATTEND_QUERIES][CONFIG_MAX_HEAD_DIM];
-    bool visible[CPU_ATTEND_QUERIES];
     size_t begin[CPU_ATTEND_QUERIES], end[CPU_ATTEND_QUERIES]; /* of the visible part */
 } attend_blocks;
+
+SIMD_INLINE bool is_visible(const attend_blocks *blocks, size_t i)
+{
+    return blocks->begin[i] < blocks->end[i];
+}
 
 #define CACHE_LINE 64
 
@@ -381,32 +382,25 @@ SIMD_INLINE void weigh_tile(int32_t mode, int n_queries, int n_blocks, attend_bl
 typedef void (*attend_tile)(attend_blocks *blocks, size_t first);
 
 /* Functions of their own, as with linear layers. */
+#define FUNCTION(step, mode, queries, blocks_at_once)                                              \
+    static __attribute__((noinline)) void step##_##mode##_##queries##x##blocks_at_once(            \
+        attend_blocks *blocks, size_t first)                                                       \
+    {                                                                                              \
+        step##_tile(TL_KV_MODE_##mode, queries, blocks_at_once, blocks, first);                    \
+    }
 #define TILE(queries, blocks_at_once)                                                              \
-    static __attribute__((noinline)) void score_fp16_##queries##x##blocks_at_once(                 \
-        attend_blocks *blocks, size_t first)                                                       \
+    FUNCTION(score, FP16, queries, blocks_at_once)                                                 \
+    FUNCTION(score, FP32, queries, blocks_at_once)                                                 \
+    FUNCTION(weigh, FP16, queries, blocks_at_once)                                                 \
+    FUNCTION(weigh, FP32, queries, blocks_at_once)
+#define MODES(step, shape)                                                                         \
     {                                                                                              \
-        score_tile(TL_KV_MODE_FP16, queries, blocks_at_once, blocks, first);                       \
-    }                                                                                              \
-    static __attribute__((noinline)) void score_fp32_##queries##x##blocks_at_once(                 \
-        attend_blocks *blocks, size_t first)                                                       \
-    {                                                                                              \
-        score_tile(TL_KV_MODE_FP32, queries, blocks_at_once, blocks, first);                       \
-    }                                                                                              \
-    static __attribute__((noinline)) void weigh_fp16_##queries##x##blocks_at_once(                 \
-        attend_blocks *blocks, size_t first)                                                       \
-    {                                                                                              \
-        weigh_tile(TL_KV_MODE_FP16, queries, blocks_at_once, blocks, first);                       \
-    }                                                                                              \
-    static __attribute__((noinline)) void weigh_fp32_##queries##x##blocks_at_once(                 \
-        attend_blocks *blocks, size_t first)                                                       \
-    {                                                                                              \
-        weigh_tile(TL_KV_MODE_FP32, queries, blocks_at_once, blocks, first);                       \
+        [TL_KV_MODE_FP16] = step##_FP16_##shape, [TL_KV_MODE_FP32] = step##_FP32_##shape           \
     }
 #define SHAPE(queries, blocks_at_once)                                                             \
     {                                                                                              \
-        queries, blocks_at_once, score_fp16_##queries##x##blocks_at_once,                          \
-            score_fp32_##queries##x##blocks_at_once, weigh_fp16_##queries##x##blocks_at_once,      \
-            weigh_fp32_##queries##x##blocks_at_once                                                \
+        queries, blocks_at_once, MODES(score, queries##x##blocks_at_once),                         \
+            MODES(weigh, queries##x##blocks_at_once)                                               \
     }
 #if TILE_QUERIES >= 8
 TILE(8, 1)
@@ -420,14 +414,16 @@ TILE(1, 1)
 
 static const struct attend_shape {
     size_t queries, blocks;
-    attend_tile score_fp16, score_fp32, weigh_fp16, weigh_fp32;
+    attend_tile score[TL_KV_MODE_FP32 + 1], weigh[TL_KV_MODE_FP32 + 1]; /* by KV mode */
 } attend_shapes[] = {
 #if TILE_QUERIES >= 8
     SHAPE(8, 1), SHAPE(4, 1), SHAPE(3, 1), SHAPE(2, 2),
 #endif
     SHAPE(2, 1), SHAPE(1, 2), SHAPE(1, 1),
 };
+#undef FUNCTION
 #undef TILE
+#undef MODES
 #undef SHAPE
 
 /* The largest tile of at most n queries over so many blocks. */
@@ -475,7 +471,7 @@ SIMD_INLINE void merge_blocks(attend_state *state, const attend_blocks *blocks)
     float scale_old[CPU_LANES], scale_new[CPU_LANES], merged[CPU_LANES] = {0};
     float old[CPU_LANES] = {0}, new[CPU_LANES] = {0};
     for (size_t i = 0; i < blocks->n * n; i++) {
-        if (!blocks->visible[i])
+        if (!is_visible(blocks, i))
             continue;
         float *max = &state->max[i % n];
         new[i] = blocks->max[i];
@@ -487,7 +483,7 @@ SIMD_INLINE void merge_blocks(attend_state *state, const attend_blocks *blocks)
     vf_store(scale_old, vf_exp(vf_sub(vf_load(old), both)));
     vf_store(scale_new, vf_exp(vf_sub(vf_load(new), both)));
     for (size_t i = 0; i < blocks->n * n; i++) {
-        if (!blocks->visible[i])
+        if (!is_visible(blocks, i))
             continue;
         float *sum = &state->sum[i % n], *kept = state->values[i % n];
         const float *values = blocks->values[i];
@@ -498,17 +494,17 @@ SIMD_INLINE void merge_blocks(attend_state *state, const attend_blocks *blocks)
     }
 }
 
-/* Finds the part of block `block` that a query sees; false if there is none. */
-SIMD_INLINE bool visible_part(int64_t position, int64_t window, int64_t block, size_t *begin,
-                              size_t *end)
+/* Finds the part of the i-th (query, block) that the query sees. */
+static void find_visible(attend_blocks *blocks, size_t i)
 {
-    int64_t first = block * KV_BLOCK;
-    int64_t low = window > 0 && position >= window ? position - window + 1 : 0;
-    int64_t from = low > first ? low - first : 0;
-    int64_t to = position - first + 1 < KV_BLOCK ? position - first + 1 : KV_BLOCK;
-    *begin = (size_t)from;
-    *end = from < to ? (size_t)to : (size_t)from;
-    return from < to;
+    const attend_args *args = blocks->args;
+    int64_t position = args->queries[i % args->n_queries].position;
+    int64_t block = (blocks->first + (int64_t)(i / args->n_queries)) * KV_BLOCK;
+    int64_t low = kv_first_visible(position, args->window);
+    int64_t from = low > block ? low - block : 0;
+    int64_t to = position - block + 1 < KV_BLOCK ? position - block + 1 : KV_BLOCK;
+    blocks->begin[i] = (size_t)from;
+    blocks->end[i] = from < to ? (size_t)to : (size_t)from;
 }
 
 static void score_blocks(attend_blocks *blocks)
@@ -516,11 +512,11 @@ static void score_blocks(attend_blocks *blocks)
     const attend_args *args = blocks->args;
     for (size_t q = 0; q < args->n_queries;) {
         const struct attend_shape *shape = attend_shape_of(args->n_queries - q, blocks->n);
-        (args->layout->mode == TL_KV_MODE_FP32 ? shape->score_fp32 : shape->score_fp16)(blocks, q);
+        shape->score[args->layout->mode](blocks, q);
         q += shape->queries;
     }
     for (size_t i = 0; i < blocks->n * args->n_queries; i++)
-        if (blocks->visible[i])
+        if (is_visible(blocks, i))
             softmax_block(blocks->scores[i], blocks->begin[i], blocks->end[i], &blocks->max[i],
                           &blocks->sum[i]);
 }
@@ -535,7 +531,7 @@ static void weigh_blocks(attend_blocks *blocks)
                blocks->end[q + same] == blocks->end[q])
             same++;
         const struct attend_shape *shape = attend_shape_of(same, blocks->n);
-        (args->layout->mode == TL_KV_MODE_FP32 ? shape->weigh_fp32 : shape->weigh_fp16)(blocks, q);
+        shape->weigh[args->layout->mode](blocks, q);
         q += shape->queries;
     }
 }
@@ -546,7 +542,7 @@ static bool all_visible(const attend_args *args, int64_t first, size_t n)
     const attend_query *queries = args->queries;
     int64_t last = queries[args->n_queries - 1].position;
     return (first + (int64_t)n) * KV_BLOCK <= queries[0].position + 1 &&
-           (args->window == 0 || last - args->window + 1 <= first * KV_BLOCK);
+           kv_first_visible(last, args->window) <= first * KV_BLOCK;
 }
 
 static void attend(const attend_args *args)
@@ -560,15 +556,13 @@ static void attend(const attend_args *args)
     blocks.args = args;
     size_t at_once = attend_blocks_of(args->n_queries);
     int64_t first = args->queries[0].position, last = args->queries[args->n_queries - 1].position;
-    int64_t low = args->window > 0 && first >= args->window ? first - args->window + 1 : 0;
     blocks.last = last / KV_BLOCK;
-    for (int64_t b = low / KV_BLOCK; b <= blocks.last; b += (int64_t)blocks.n) {
+    for (int64_t b = kv_first_visible(first, args->window) / KV_BLOCK; b <= blocks.last;
+         b += (int64_t)blocks.n) {
         blocks.first = b;
         blocks.n = all_visible(args, b, at_once) ? at_once : 1;
         for (size_t i = 0; i < blocks.n * args->n_queries; i++)
-            blocks.visible[i] =
-                visible_part(args->queries[i % args->n_queries].position, args->window,
-                             b + (int64_t)(i / args->n_queries), &blocks.begin[i], &blocks.end[i]);
+            find_visible(&blocks, i);
         score_blocks(&blocks);
         weigh_blocks(&blocks);
         merge_blocks(&state, &blocks);
