@@ -135,21 +135,23 @@ typedef struct tl_model_info {
     int64_t n_heads;
     int64_t n_kv_heads;
     int64_t head_dim;
-    int64_t max_seq_len;       /* as the model was loaded */
-    int64_t max_positions;     /* positions the file was trained for; 0: unknown */
-    int64_t loops_default;     /* what loops = 0 means */
-    int64_t loops_min;         /* allowed range of loops */
-    int64_t loops_max;         /* */
-    int64_t loops_max_trained; /* 0: unknown */
+    int64_t max_seq_len;         /* as the model was loaded */
+    int64_t max_positions;       /* positions the file was trained for; 0: unknown */
+    int64_t loops_default;       /* what loops = 0 means */
+    int64_t loops_min;           /* allowed range of loops */
+    int64_t loops_max;           /* */
+    int64_t loops_max_trained;   /* 0: unknown */
+    int64_t inner_loops_default; /* of a nested schedule; 0: this model has none */
+    int64_t n_states_default;    /* states of tl_model_states at the default loops */
     int64_t n_parameters;
     int64_t weight_bytes;   /* resident, as packed by the backend */
     int64_t kv_block_size;  /* positions a KV block holds */
     int64_t kv_bytes_fixed; /* KV bytes a position needs outside the loops */
-    int64_t kv_bytes_loop;  /* and in each loop */
+    int64_t kv_bytes_loop;  /* and in each loop (nested: each outer one, at the default inner) */
     int32_t device;         /* TL_DEVICE_CPU or TL_DEVICE_CUDA */
     int32_t kv_mode;        /* TL_KV_MODE_FP16 or TL_KV_MODE_FP32 */
     int32_t threads;
-    int32_t reserved;
+    int32_t two_sided_prefix; /* non-zero: a prefix-LM, see tl_cache_options.prefix_len */
 } tl_model_info;
 
 TL_API tl_status tl_model_get_info(tl_model_info *info, const tl_model *model);
@@ -175,25 +177,48 @@ TL_API tl_status tl_model_get_counters(tl_counters *counters, const tl_model *mo
 
 /* ---- Evaluation ---------------------------------------------------------------------------- */
 
-/* What a cache is made for; part of every key. */
+/* What a cache is made for; part of every key.
+ *
+ * A nested schedule has two counts: `loops` times, `inner_loops` runs of the low stage and then one
+ * of the high stage; give both or neither. Other models take inner_loops 0.
+ *
+ * In a prefix-LM the first prefix_len tokens see each other: position p < prefix_len attends to all
+ * positions up to prefix_len - 1. They must come in one call. By default they are all tokens of the
+ * call that makes a cache or generates, and none of those of tl_model_logits, tl_model_states and
+ * tl_kv_cache_create. Other models take 0. */
 typedef struct tl_cache_options {
     size_t size;
     int64_t loops;        /* times the core runs; 0: the file's default */
     int64_t cache_window; /* position p attends to p - window + 1 .. p; 0: to all */
+    int64_t inner_loops;
+    int64_t prefix_len;     /* used if has_prefix_len */
+    int32_t has_prefix_len; /* zero: the default */
+    int32_t reserved;       /* zero */
 } tl_cache_options;
 
 #define TL_CACHE_OPTIONS_INIT                                                                      \
     {                                                                                              \
-        sizeof(tl_cache_options), 0, 0                                                             \
+        sizeof(tl_cache_options), 0, 0, 0, 0, 0, 0                                                 \
     }
 
-/* logits: float32 [n_tokens, vocab_size], of every position. */
+/* logits: float32 [n_tokens, vocab_size], of every position. init_state: NULL, or float32
+ * [n_tokens, hidden_size] that the core starts from as it is, in place of the model's own initial
+ * state; INVALID for a model whose core has no other start than its input, or whose schedule is
+ * nested. */
 TL_API tl_status tl_model_logits(float *logits, tl_model *model, const int32_t *tokens,
-                                 size_t n_tokens, const tl_cache_options *options);
+                                 size_t n_tokens, const float *init_state,
+                                 const tl_cache_options *options);
 
-/* states: float32 [loops, n_tokens, hidden_size], the state after each loop and its norm. */
+/* states: float32 [n, n_tokens, hidden_size], the state after each loop and its norm; n is `loops`,
+ * or in a nested schedule loops * (inner_loops + 1): that after each run of a stage, in order. */
 TL_API tl_status tl_model_states(float *states, tl_model *model, const int32_t *tokens,
-                                 size_t n_tokens, const tl_cache_options *options);
+                                 size_t n_tokens, const float *init_state,
+                                 const tl_cache_options *options);
+
+/* logits: float32 [loops, n_tokens], what the exit gate says after each loop, before the sigmoid.
+ * INVALID for a model that has none. */
+TL_API tl_status tl_model_exit_logits(float *logits, tl_model *model, const int32_t *tokens,
+                                      size_t n_tokens, const tl_cache_options *options);
 
 /* ---- KV cache: one sequence ---------------------------------------------------------------- */
 
@@ -205,8 +230,8 @@ TL_API tl_status tl_kv_cache_create(tl_kv_cache **out, tl_model *model,
 /* Shares all blocks; a block is copied only when one of the two writes into it. */
 TL_API tl_status tl_kv_cache_clone(tl_kv_cache **out, const tl_kv_cache *kv);
 
-/* Forgets positions length and later. INVALID above the present length, or where a window has
- * already dropped positions that the next token would attend to. */
+/* Forgets positions length and later. INVALID above the present length, where a window has already
+ * dropped positions that the next token would attend to, or inside of what has seen each other. */
 TL_API tl_status tl_kv_cache_truncate(tl_kv_cache *kv, int64_t length);
 
 TL_API int64_t tl_kv_cache_length(const tl_kv_cache *kv);
@@ -232,17 +257,21 @@ typedef int32_t (*tl_token_callback)(void *user, int32_t token);
  * number is drawn that depends on the seed and the token's position alone. */
 typedef struct tl_generate_options {
     size_t size;
-    int64_t max_tokens;         /* >= 0; n_prompt + max_tokens <= max_seq_len */
-    int64_t loops;              /* 0: the file's default */
-    int64_t cache_window;       /* >= 0; 0: no window */
-    int64_t top_k;              /* >= 0; 0: off */
-    double temperature;         /* >= 0, finite; 0: greedy, ties go to the lowest id */
-    double top_p;               /* in (0, 1] */
-    double min_p;               /* in [0, 1] */
-    double repetition_penalty;  /* > 0, finite */
-    uint64_t seed;              /* used if has_seed */
-    int32_t has_seed;           /* zero: a fresh seed */
-    int32_t has_stop_tokens;    /* zero: the file's end ids; else stop_tokens, which may be none */
+    int64_t max_tokens;        /* >= 0; n_prompt + max_tokens <= max_seq_len */
+    int64_t loops;             /* 0: the file's default */
+    int64_t inner_loops;       /* of a nested schedule: tl_cache_options */
+    int64_t cache_window;      /* >= 0; 0: no window */
+    int64_t prefix_len;        /* used if has_prefix_len; else the whole prompt, in a prefix-LM */
+    int64_t top_k;             /* >= 0; 0: off */
+    double temperature;        /* >= 0, finite; 0: greedy, ties go to the lowest id */
+    double top_p;              /* in (0, 1] */
+    double min_p;              /* in [0, 1] */
+    double repetition_penalty; /* > 0, finite */
+    uint64_t seed;             /* used if has_seed */
+    int32_t has_seed;          /* zero: a fresh seed */
+    int32_t has_stop_tokens;   /* zero: the file's end ids; else stop_tokens, which may be none */
+    int32_t has_prefix_len;
+    int32_t reserved;           /* zero */
     const int32_t *stop_tokens; /* one that comes is kept and ends the generation */
     size_t n_stop_tokens;
     tl_token_callback on_token; /* may be NULL */
@@ -251,8 +280,8 @@ typedef struct tl_generate_options {
 
 #define TL_GENERATE_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        sizeof(tl_generate_options), 128, 0, 0, 50, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, NULL, 0, NULL,    \
-            NULL                                                                                   \
+        sizeof(tl_generate_options), 128, 0, 0, 0, 0, 50, 1.0, 1.0, 0.0, 1.0, 0, 0, 0, 0, 0, NULL, \
+            0, NULL, NULL                                                                          \
     }
 
 /* tokens receives the generated ids (without the prompt), at most max_tokens; `capacity` is its
@@ -275,6 +304,8 @@ typedef struct tl_prefix_cache_info {
     int64_t length;
     int64_t loops;
     int64_t cache_window;
+    int64_t inner_loops;
+    int64_t prefix_len;
     int64_t bytes; /* blocks, final hidden state and token ids */
 } tl_prefix_cache_info;
 
@@ -282,7 +313,8 @@ TL_API tl_status tl_prefix_cache_get_info(tl_prefix_cache_info *info, const tl_p
 TL_API void tl_prefix_cache_release(tl_prefix_cache *cache);
 
 /* Generates after cache + suffix (which may be empty: then no layer runs before the first token).
- * options->loops and cache_window may be 0 or must equal the cache's. Otherwise as tl_generate. */
+ * options->loops, inner_loops and cache_window may be 0 or must equal the cache's; so must
+ * prefix_len, which by default is the whole prompt here too. Otherwise as tl_generate. */
 TL_API tl_status tl_generate_from_prefix_cache(int32_t *tokens, size_t capacity, size_t *n_tokens,
                                                tl_model *model, tl_prefix_cache *cache,
                                                const int32_t *suffix, size_t n_suffix,
@@ -315,8 +347,8 @@ TL_API tl_status tl_prefix_pool_register(int64_t *length, tl_prefix_pool *pool, 
                                          const int32_t *tokens, size_t n_tokens,
                                          const tl_cache_options *options);
 
-/* As tl_generate, token for token; an entry that the prompt starts with (same model, loops and
- * window; the longest wins) saves its part of the prefill. */
+/* As tl_generate, token for token; an entry that the prompt starts with (same model, loops, window
+ * and prefix_len; the longest wins) saves its part of the prefill. */
 TL_API tl_status tl_prefix_pool_generate(int32_t *tokens, size_t capacity, size_t *n_tokens,
                                          tl_prefix_pool *pool, tl_model *model,
                                          const int32_t *prompt, size_t n_prompt,

@@ -84,12 +84,37 @@ static tl_status write_struct(void *out, const void *own, size_t own_size, const
     return TL_STATUS_OK;
 }
 
+static tl_status check_reserved(int32_t reserved, const char *name)
+{
+    if (reserved == 0)
+        return TL_STATUS_OK;
+    return tl_fail(TL_STATUS_UNSUPPORTED, "%s.reserved is %d; this version, %s, knows 0 only", name,
+                   reserved, tl_version_string());
+}
+
+/* The key of a cache for a text of n_tokens. */
 static tl_status resolve_cache_options(cache_key *key, tl_model *model,
-                                       const tl_cache_options *options)
+                                       const tl_cache_options *options, size_t n_tokens)
 {
     tl_cache_options own = TL_CACHE_OPTIONS_INIT;
     TL_TRY(read_struct(&own, sizeof own, options, "tl_cache_options"));
-    return engine_resolve(key, model, own.loops, own.cache_window);
+    TL_TRY(check_reserved(own.reserved, "tl_cache_options"));
+    key_request request = {own.loops, own.inner_loops, own.cache_window, own.has_prefix_len != 0,
+                           own.prefix_len};
+    return engine_resolve(key, model, &request, n_tokens);
+}
+
+/* As resolve_cache_options, but causal unless prefix_len is stated. */
+static tl_status resolve_causal(cache_key *key, tl_model *model, const tl_cache_options *options,
+                                size_t n_tokens)
+{
+    tl_cache_options own = TL_CACHE_OPTIONS_INIT;
+    TL_TRY(read_struct(&own, sizeof own, options, "tl_cache_options"));
+    own.size = sizeof own;
+    if (!own.has_prefix_len)
+        own.prefix_len = 0;
+    own.has_prefix_len = 1;
+    return resolve_cache_options(key, model, &own, n_tokens);
 }
 
 /* ---- model ---- */
@@ -152,14 +177,11 @@ tl_status tl_model_get_info(tl_model_info *info, const tl_model *model)
     NOT_NULL(info);
     NOT_NULL(model);
     const model_config *c = &model->config;
-    kv_layout layout = model->backend->kv_layout(model->weights);
-    int64_t layer_bytes = (int64_t)(layout.layer_bytes / KV_BLOCK), n_layers = config_n_layers(c);
-    int looped = model->plan.looped_stage;
-    int64_t core_layers = looped >= 0 ? model->plan.stages[looped].n_layers : 0;
+    kv_position_bytes kv = engine_kv_bytes(model);
     tl_model_info own = {
         .vocab_size = c->vocab_size,
         .hidden_size = c->hidden_size,
-        .n_layers = n_layers,
+        .n_layers = config_n_layers(c),
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
@@ -169,14 +191,18 @@ tl_status tl_model_get_info(tl_model_info *info, const tl_model *model)
         .loops_min = model->loops.minimum,
         .loops_max = model->loops.maximum,
         .loops_max_trained = model->loops.max_trained,
+        .inner_loops_default = model->loops.standard_inner,
+        .n_states_default = plan_n_states(
+            &model->plan, (loop_counts){model->loops.standard, model->loops.standard_inner}),
         .n_parameters = model->n_parameters,
         .weight_bytes = (int64_t)model->backend->weight_bytes(model->weights),
         .kv_block_size = KV_BLOCK,
-        .kv_bytes_fixed = (n_layers - core_layers) * layer_bytes,
-        .kv_bytes_loop = core_layers * layer_bytes,
+        .kv_bytes_fixed = kv.fixed,
+        .kv_bytes_loop = kv.loop,
         .device = model->backend->device,
         .kv_mode = model->kv_mode,
         .threads = model->backend->n_lanes(model->weights),
+        .two_sided_prefix = c->mask != 0,
     };
     return write_struct(info, &own, sizeof own, "tl_model_info");
 }
@@ -214,30 +240,54 @@ tl_status tl_model_get_counters(tl_counters *counters, const tl_model *model)
 
 /* ---- evaluation ---- */
 
+static tl_status resolve_evaluation(evaluation *what, tl_model *model, const int32_t *tokens,
+                                    size_t n_tokens, const float *init_state,
+                                    const tl_cache_options *options, const char *function)
+{
+    *what = (evaluation){.tokens = tokens, .n_tokens = n_tokens, .init_state = init_state};
+    TL_TRY(engine_check_open(model, function));
+    TL_TRY(resolve_causal(&what->key, model, options, n_tokens));
+    TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
+    if (init_state != NULL && (model->plan.nested || model->config.inject == INJECT_NONE))
+        return tl_fail(TL_STATUS_INVALID, "init_state is given, but this model %s; leave it out",
+                       model->plan.nested ? "has a nested schedule, which takes none"
+                                          : "has a core that starts from its input alone");
+    return TL_STATUS_OK;
+}
+
 tl_status tl_model_logits(float *logits, tl_model *model, const int32_t *tokens, size_t n_tokens,
-                          const tl_cache_options *options)
+                          const float *init_state, const tl_cache_options *options)
 {
     NOT_NULL(logits);
     NOT_NULL(model);
     NOT_NULL(tokens);
-    TL_TRY(engine_check_open(model, __func__));
-    cache_key key;
-    TL_TRY(resolve_cache_options(&key, model, options));
-    TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
-    return evaluate_logits(logits, model, tokens, n_tokens, key);
+    evaluation what;
+    TL_TRY(resolve_evaluation(&what, model, tokens, n_tokens, init_state, options, __func__));
+    return evaluate_logits(logits, model, &what);
 }
 
 tl_status tl_model_states(float *states, tl_model *model, const int32_t *tokens, size_t n_tokens,
-                          const tl_cache_options *options)
+                          const float *init_state, const tl_cache_options *options)
 {
     NOT_NULL(states);
     NOT_NULL(model);
     NOT_NULL(tokens);
-    TL_TRY(engine_check_open(model, __func__));
-    cache_key key;
-    TL_TRY(resolve_cache_options(&key, model, options));
-    TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
-    return evaluate_states(states, model, tokens, n_tokens, key);
+    evaluation what;
+    TL_TRY(resolve_evaluation(&what, model, tokens, n_tokens, init_state, options, __func__));
+    return evaluate_states(states, NULL, model, &what);
+}
+
+tl_status tl_model_exit_logits(float *logits, tl_model *model, const int32_t *tokens,
+                               size_t n_tokens, const tl_cache_options *options)
+{
+    NOT_NULL(logits);
+    NOT_NULL(model);
+    NOT_NULL(tokens);
+    evaluation what;
+    TL_TRY(resolve_evaluation(&what, model, tokens, n_tokens, NULL, options, __func__));
+    if (model->config.exit_mode == EXIT_NONE)
+        return tl_fail(TL_STATUS_INVALID, "this model has no exit gate (config field exit_mode)");
+    return evaluate_states(NULL, logits, model, &what);
 }
 
 /* ---- KV cache ---- */
@@ -249,7 +299,7 @@ tl_status tl_kv_cache_create(tl_kv_cache **out, tl_model *model, const tl_cache_
     NOT_NULL(model);
     TL_TRY(engine_check_open(model, __func__));
     cache_key key;
-    TL_TRY(resolve_cache_options(&key, model, options));
+    TL_TRY(resolve_causal(&key, model, options, (size_t)model->max_seq_len));
     return kv_cache_create(out, model, key);
 }
 
@@ -267,6 +317,12 @@ tl_status tl_kv_cache_truncate(tl_kv_cache *kv, int64_t length)
     if (length < 0 || length > kv->sequence.length)
         return tl_fail(TL_STATUS_INVALID, "length is %lld; the cache has %lld positions",
                        (long long)length, (long long)kv->sequence.length);
+    if (length > 0 && length < kv->sequence.length && length < kv->key.prefix_len)
+        return tl_fail(TL_STATUS_INVALID,
+                       "length is %lld; the first %lld positions have seen each other and go "
+                       "together: allowed are 0 and %lld to %lld",
+                       (long long)length, (long long)kv->key.prefix_len,
+                       (long long)kv->key.prefix_len, (long long)kv->sequence.length);
     return kv_sequence_truncate(&kv->sequence, length);
 }
 
@@ -307,7 +363,8 @@ tl_status tl_decode_with_kv_cache_capture(float *hidden, tl_kv_cache *kv, const 
 static tl_status read_generate_options(tl_generate_options *own, const tl_generate_options *given)
 {
     *own = (tl_generate_options)TL_GENERATE_OPTIONS_INIT;
-    return read_struct(own, sizeof *own, given, "tl_generate_options");
+    TL_TRY(read_struct(own, sizeof *own, given, "tl_generate_options"));
+    return check_reserved(own->reserved, "tl_generate_options");
 }
 
 static tl_status generate(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_model *model,
@@ -420,7 +477,7 @@ tl_status tl_build_prefix_cache(tl_prefix_cache **out, tl_model *model, const in
     NOT_NULL(tokens);
     TL_TRY(engine_check_open(model, __func__));
     cache_key key;
-    TL_TRY(resolve_cache_options(&key, model, options));
+    TL_TRY(resolve_cache_options(&key, model, options, n_tokens));
     TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
     return prefix_cache_build(out, model, tokens, n_tokens, key);
 }
@@ -433,6 +490,8 @@ tl_status tl_prefix_cache_get_info(tl_prefix_cache_info *info, const tl_prefix_c
         .length = (int64_t)cache->n_tokens,
         .loops = cache->kv->key.loops,
         .cache_window = cache->kv->key.window,
+        .inner_loops = cache->kv->key.inner_loops,
+        .prefix_len = cache->kv->key.prefix_len,
         .bytes = (int64_t)prefix_cache_bytes(cache),
     };
     return write_struct(info, &own, sizeof own, "tl_prefix_cache_info");
@@ -483,7 +542,7 @@ tl_status tl_prefix_pool_register(int64_t *length, tl_prefix_pool *pool, tl_mode
     TL_TRY(engine_check_open(model, __func__));
     NOT_NULL(tokens);
     cache_key key;
-    TL_TRY(resolve_cache_options(&key, model, options));
+    TL_TRY(resolve_cache_options(&key, model, options, n_tokens));
     TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
     TL_TRY(prefix_pool_register(pool, model, tokens, n_tokens, key));
     *length = (int64_t)n_tokens;

@@ -13,18 +13,30 @@ from typing import Any
 
 from ._caches import PrefixCache, PrefixPool, RuntimeKVCache, decode_with_kv_cache_capture
 from ._core import Model, library_version
+from .arrays import ModelArrays, bfloat16, load_arrays, save
+from .config import Config, Stage, stage_fields, tensor_shapes
 from .errors import Error, failure, last_error
+from .export import to_safetensors
 
 __all__ = [
+    "Config",
     "Error",
     "Model",
+    "ModelArrays",
     "PrefixCache",
     "PrefixPool",
     "RuntimeKVCache",
+    "Stage",
+    "bfloat16",
     "build_info",
     "decode_with_kv_cache_capture",
     "default_model_path",
     "last_error",
+    "load_arrays",
+    "save",
+    "stage_fields",
+    "tensor_shapes",
+    "to_safetensors",
 ]
 
 __version__ = library_version()

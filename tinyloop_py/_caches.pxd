@@ -16,8 +16,8 @@ from .libtinyloop cimport (
 cdef int watch_signals() except -1
 cdef object closed_error(str method)
 cdef int check(tl_status status, str method) except -1
-cdef int64_t loops_argument(object loops) except -1
-cdef tl_cache_options cache_options(object loops, object cache_window) except *
+cdef tl_cache_options cache_options(object loops, object cache_window,
+                                    object prefix_len) except *
 cdef const int32_t *first(const int32_t[::1] tokens) noexcept
 cdef tl_model_info get_info(tl_model *model) except *
 

@@ -16,13 +16,21 @@ __all__ = [
 # One-dimensional integer ids. A string, a set or an array of floats is refused at run time.
 _Tokens: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer] | Buffer
 
+# How often the core runs; a pair (H, L) for a nested schedule; None is the file's default.
+_Loops: TypeAlias = SupportsIndex | tuple[SupportsIndex, SupportsIndex] | None
+
 @disjoint_base
 class ModelHandle: ...
 
 @disjoint_base
 class RuntimeKVCache:
     def __new__(
-        cls, model: ModelHandle, loops: SupportsIndex | None = None, cache_window: SupportsIndex = 0
+        cls,
+        model: ModelHandle,
+        loops: _Loops = None,
+        cache_window: SupportsIndex = 0,
+        *,
+        prefix_len: SupportsIndex = 0,
     ) -> Self: ...
     @property
     def model(self) -> ModelHandle: ...
@@ -35,7 +43,9 @@ class RuntimeKVCache:
 @disjoint_base
 class PrefixCache:
     @property
-    def loops(self) -> int: ...
+    def loops(self) -> int | tuple[int, int]: ...
+    @property
+    def prefix_len(self) -> int: ...
     @property
     def cache_window(self) -> int: ...
     def length(self) -> int: ...

@@ -15,7 +15,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from .libtinyloop cimport *
 
-from .arguments import MAX_INT64, allocate, as_integer, as_tokens
+from .arguments import MAX_INT64, allocate, as_integer, as_loops, as_tokens
 from .errors import ArgumentTypeError, Error, InvalidArgumentError, OutOfMemoryError, failure
 
 __all__ = [
@@ -118,16 +118,17 @@ cdef int check(tl_status status, str method) except -1:
 
 # ---- arguments --------------------------------------------------------------------------------
 
-cdef int64_t loops_argument(object loops) except -1:
-    # 0 is C's word for None; Python's own 0 is out of range
-    return 0 if loops is None else as_integer("loops", loops, 1, MAX_INT64)
-
-
-cdef tl_cache_options cache_options(object loops, object cache_window) except *:
+cdef tl_cache_options cache_options(object loops, object cache_window,
+                                    object prefix_len) except *:
     cdef tl_cache_options options
     options.size = sizeof(tl_cache_options)
-    options.loops = loops_argument(loops)
+    options.loops, options.inner_loops = as_loops(loops)
     options.cache_window = as_integer("cache_window", cache_window, 0, MAX_INT64)
+    options.has_prefix_len = prefix_len is not None
+    options.prefix_len = 0
+    if prefix_len is not None:
+        options.prefix_len = as_integer("prefix_len", prefix_len, 0, MAX_INT64)
+    options.reserved = 0
     return options
 
 
@@ -170,10 +171,11 @@ cdef class ModelHandle:
 cdef class RuntimeKVCache:
     """One sequence's KV, empty at first, for `decode_with_kv_cache_capture`.
 
-    For one thread at a time. Keeps its model's memory alive.
+    `prefix_len`: of a prefix-LM, the first so many tokens see each other and must come in one call;
+    0 elsewhere. For one thread at a time. Keeps its model's memory alive.
     """
 
-    def __cinit__(self, model, loops=None, cache_window=0):
+    def __cinit__(self, model, loops=None, cache_window=0, *, prefix_len=0):
         cdef tl_cache_options options
         cdef tl_model *handle
         cdef tl_status status
@@ -181,7 +183,7 @@ cdef class RuntimeKVCache:
             return
         if not isinstance(model, ModelHandle):
             raise failure(ArgumentTypeError, f"model is {model!r}; it must be a Model")
-        options = cache_options(loops, cache_window)
+        options = cache_options(loops, cache_window, prefix_len)
         handle = (<ModelHandle> model).use("RuntimeKVCache")
         with nogil:
             status = tl_kv_cache_create(&self.handle, handle, &options)
@@ -318,8 +320,16 @@ cdef class PrefixCache:
 
     @property
     def loops(self):
-        """Times the core ran."""
-        return self.own_info().loops
+        """Times the core ran; of a nested schedule a pair (H, L)."""
+        info = self.own_info()
+        if info.inner_loops > 0:
+            return info.loops, info.inner_loops
+        return info.loops
+
+    @property
+    def prefix_len(self):
+        """Of a prefix-LM: the tokens that have seen each other; 0 elsewhere."""
+        return self.own_info().prefix_len
 
     @property
     def cache_window(self):

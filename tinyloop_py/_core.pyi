@@ -1,12 +1,15 @@
+from collections.abc import Mapping
 from os import PathLike
-from typing import Literal, Self, SupportsFloat, SupportsIndex, TypedDict, type_check_only
+from typing import Any, Literal, Self, SupportsFloat, SupportsIndex, TypedDict, type_check_only
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 from ._caches import ModelHandle, PrefixCache, PrefixPool, RuntimeKVCache
+from ._caches import _Loops as _Loops
 from ._caches import _Tokens as _Tokens
+from .config import Config
 
 __all__ = ["Model", "TokenStream", "library_version"]
 
@@ -24,6 +27,7 @@ class _ModelInfo(TypedDict):
     loops_min: int
     loops_max: int
     loops_max_trained: int
+    inner_loops_default: int
     n_parameters: int
     weight_bytes: int
     kv_block_size: int
@@ -32,6 +36,7 @@ class _ModelInfo(TypedDict):
     device: Literal["cpu", "cuda"]
     kv_mode: Literal["fp16", "fp32"]
     threads: int
+    two_sided_prefix: bool
 
 class Model(ModelHandle):
     def __new__(
@@ -46,6 +51,14 @@ class Model(ModelHandle):
         init_seed: SupportsIndex = 0,
         verify: bool = False,
     ) -> Self: ...
+    @classmethod
+    def from_arrays(
+        cls,
+        config: Config,
+        tensors: Mapping[str, npt.ArrayLike],
+        blobs: Mapping[str, bytes] | None = None,
+        **arguments: Any,
+    ) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
     def close(self) -> None: ...
@@ -56,16 +69,31 @@ class Model(ModelHandle):
     def blob(self, name: str) -> bytes | None: ...
     def counters(self) -> dict[str, int]: ...
     def logits(
-        self, tokens: _Tokens, loops: SupportsIndex | None = None, cache_window: SupportsIndex = 0
+        self,
+        tokens: _Tokens,
+        loops: _Loops = None,
+        cache_window: SupportsIndex = 0,
+        *,
+        prefix_len: SupportsIndex = 0,
+        init_state: npt.ArrayLike | None = None,
     ) -> npt.NDArray[np.float32]: ...
     def states(
-        self, tokens: _Tokens, loops: SupportsIndex | None = None
+        self,
+        tokens: _Tokens,
+        loops: _Loops = None,
+        cache_window: SupportsIndex = 0,
+        *,
+        prefix_len: SupportsIndex = 0,
+        init_state: npt.ArrayLike | None = None,
+    ) -> npt.NDArray[np.float32]: ...
+    def exit_logits(
+        self, tokens: _Tokens, loops: _Loops = None, cache_window: SupportsIndex = 0
     ) -> npt.NDArray[np.float32]: ...
     def generate(
         self,
         prompt: _Tokens,
         max_tokens: SupportsIndex = 128,
-        loops: SupportsIndex | None = None,
+        loops: _Loops = None,
         temperature: SupportsFloat = 1.0,
         top_k: SupportsIndex = 50,
         cache_window: SupportsIndex = 0,
@@ -75,6 +103,7 @@ class Model(ModelHandle):
         repetition_penalty: SupportsFloat = 1.0,
         seed: SupportsIndex | None = None,
         stop_token_ids: _Tokens | None = None,
+        prefix_len: SupportsIndex | None = None,
         pool: PrefixPool | None = None,
     ) -> list[int]: ...
     def generate_with_pool(
@@ -82,7 +111,7 @@ class Model(ModelHandle):
         pool: PrefixPool,
         prompt: _Tokens,
         max_tokens: SupportsIndex = 128,
-        loops: SupportsIndex | None = None,
+        loops: _Loops = None,
         temperature: SupportsFloat = 1.0,
         top_k: SupportsIndex = 50,
         cache_window: SupportsIndex = 0,
@@ -92,12 +121,13 @@ class Model(ModelHandle):
         repetition_penalty: SupportsFloat = 1.0,
         seed: SupportsIndex | None = None,
         stop_token_ids: _Tokens | None = None,
+        prefix_len: SupportsIndex | None = None,
     ) -> list[int]: ...
     def generate_stream(
         self,
         prompt: _Tokens,
         max_tokens: SupportsIndex = 128,
-        loops: SupportsIndex | None = None,
+        loops: _Loops = None,
         temperature: SupportsFloat = 1.0,
         top_k: SupportsIndex = 50,
         cache_window: SupportsIndex = 0,
@@ -107,6 +137,7 @@ class Model(ModelHandle):
         repetition_penalty: SupportsFloat = 1.0,
         seed: SupportsIndex | None = None,
         stop_token_ids: _Tokens | None = None,
+        prefix_len: SupportsIndex | None = None,
         pool: PrefixPool | None = None,
     ) -> TokenStream: ...
     def generate_from_prefix_cache(
@@ -114,7 +145,7 @@ class Model(ModelHandle):
         cache: PrefixCache,
         suffix: _Tokens | None = None,
         max_tokens: SupportsIndex = 128,
-        loops: SupportsIndex | None = None,
+        loops: _Loops = None,
         temperature: SupportsFloat = 1.0,
         top_k: SupportsIndex = 50,
         cache_window: SupportsIndex | None = None,
@@ -124,16 +155,24 @@ class Model(ModelHandle):
         repetition_penalty: SupportsFloat = 1.0,
         seed: SupportsIndex | None = None,
         stop_token_ids: _Tokens | None = None,
+        prefix_len: SupportsIndex | None = None,
     ) -> list[int]: ...
     def build_prefix_cache(
-        self, tokens: _Tokens, loops: SupportsIndex | None = None, cache_window: SupportsIndex = 0
+        self,
+        tokens: _Tokens,
+        loops: _Loops = None,
+        cache_window: SupportsIndex = 0,
+        *,
+        prefix_len: SupportsIndex | None = None,
     ) -> PrefixCache: ...
     def register_prefix(
         self,
         pool: PrefixPool | None,
         tokens: _Tokens,
-        loops: SupportsIndex | None = None,
+        loops: _Loops = None,
         cache_window: SupportsIndex = 0,
+        *,
+        prefix_len: SupportsIndex | None = None,
     ) -> int: ...
     def decode_with_kv_cache_capture(
         self, kv: RuntimeKVCache, tokens: _Tokens

@@ -21,13 +21,21 @@ from ._caches cimport (
     closed_error,
     first,
     get_info,
-    loops_argument,
     watch_signals,
 )
 from .libtinyloop cimport *
 
 from ._caches import _PRIVATE, decode_with_kv_cache_capture
-from .arguments import MAX_INT64, allocate, as_integer, as_number, as_tokens
+from .arguments import (
+    MAX_INT64,
+    allocate,
+    as_integer,
+    as_loops,
+    as_number,
+    as_states,
+    as_tokens,
+)
+from .arrays import memory_file
 from .errors import ArgumentTypeError, Error, InvalidArgumentError, OutOfMemoryError, failure
 
 
@@ -43,16 +51,21 @@ cdef class Options:
     cdef const int32_t[::1] stops
 
     def __cinit__(self, max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
-                  repetition_penalty, seed, stop_token_ids):
+                  repetition_penalty, seed, stop_token_ids, prefix_len):
         self.c.size = sizeof(tl_generate_options)
         self.c.max_tokens = as_integer("max_tokens", max_tokens, 0, MAX_INT64)
-        self.c.loops = loops_argument(loops)
+        self.c.loops, self.c.inner_loops = as_loops(loops)
         self.c.cache_window = as_integer("cache_window", cache_window, 0, MAX_INT64)
         self.c.top_k = as_integer("top_k", top_k, 0, MAX_INT64)
         self.c.temperature = as_number("temperature", temperature)
         self.c.top_p = as_number("top_p", top_p)
         self.c.min_p = as_number("min_p", min_p)
         self.c.repetition_penalty = as_number("repetition_penalty", repetition_penalty)
+        self.c.has_prefix_len = prefix_len is not None
+        self.c.prefix_len = 0
+        if prefix_len is not None:
+            self.c.prefix_len = as_integer("prefix_len", prefix_len, 0, MAX_INT64)
+        self.c.reserved = 0
         self.c.has_seed = seed is not None
         self.c.seed = 0 if seed is None else as_integer("seed", seed, 0, 2**64 - 1)
         self.c.on_token = NULL
@@ -134,6 +147,13 @@ cdef class Model(ModelHandle):
         self.handle = handle
         check(status, "Model")
 
+    @classmethod
+    def from_arrays(cls, config, tensors, blobs=None, **arguments):
+        """A model made of a Config and arrays by tensor name, as `tinyloop_py.save` takes them;
+        `arguments` are those of Model but the path. No file is written."""
+        with memory_file(config, tensors, blobs) as path:
+            return cls(path, **arguments)
+
     def __enter__(self):
         if self.handle == NULL:
             raise closed_error("__enter__")
@@ -166,8 +186,9 @@ cdef class Model(ModelHandle):
 
     @property
     def info(self):
-        """What the model is, as a new dict: sizes, loops (default, range, trained maximum), KV
-        bytes a position needs outside the loops and in each loop, device, kv_mode, threads."""
+        """What the model is, as a new dict: sizes, loops (default, range, trained maximum, default
+        inner loops of a nested schedule, else 0), KV bytes a position needs outside the loops and
+        in each loop, device, kv_mode, threads, and whether it is a prefix-LM."""
         if self.handle == NULL:
             raise closed_error("info")
         cdef tl_model_info info = get_info(self.handle)
@@ -184,6 +205,7 @@ cdef class Model(ModelHandle):
             "loops_min": info.loops_min,
             "loops_max": info.loops_max,
             "loops_max_trained": info.loops_max_trained,
+            "inner_loops_default": info.inner_loops_default,
             "n_parameters": info.n_parameters,
             "weight_bytes": info.weight_bytes,
             "kv_block_size": info.kv_block_size,
@@ -192,6 +214,7 @@ cdef class Model(ModelHandle):
             "device": "cpu" if info.device == TL_DEVICE_CPU else "cuda",
             "kv_mode": "fp16" if info.kv_mode == TL_KV_MODE_FP16 else "fp32",
             "threads": info.threads,
+            "two_sided_prefix": info.two_sided_prefix != 0,
         }
 
     def blob(self, name):
@@ -232,71 +255,46 @@ cdef class Model(ModelHandle):
 
     # ---- evaluation ----
 
-    def logits(self, tokens, loops=None, cache_window=0):
-        """The logits at every position: float32 [n, vocab]."""
-        cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
-        cdef tl_cache_options options = cache_options(loops, cache_window)
-        cdef tl_status status
-        cdef size_t n = ids.shape[0]
-        cdef const int32_t *data = first(ids)
-        cdef tl_model *model = self.use("logits")
-        cdef tl_model_info info
-        cdef float[:, ::1] view
-        cdef float *out_data = NULL
-        cdef float nothing = 0
-        try:
-            info = get_info(model)
-            fits = n <= <size_t> info.max_seq_len
-            out = allocate(n if fits else 0, info.vocab_size)
-            view = out
-            out_data = &view[0, 0] if view.shape[0] > 0 else &nothing
-            with nogil:
-                status = tl_model_logits(out_data, model, data, n, &options)
-            check(status, "logits")
-        finally:
-            with nogil:
-                tl_model_release(model)
-        return out
+    def logits(self, tokens, loops=None, cache_window=0, *, prefix_len=0, init_state=None):
+        """The logits at every position: float32 [n, vocab].
 
-    def states(self, tokens, loops=None):
-        """The core's state after each loop and its norm: float32 [loops, n, hidden]. A model
-        without loops has one: the state before the final norm."""
-        cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
-        cdef tl_cache_options options = cache_options(loops, 0)
-        cdef tl_status status
-        cdef size_t n = ids.shape[0]
-        cdef const int32_t *data = first(ids)
-        cdef tl_model *model = self.use("states")
-        cdef tl_model_info info
-        cdef float[:, :, ::1] view
-        cdef float *out_data = NULL
-        cdef float nothing = 0
-        try:
-            info = get_info(model)
-            n_loops = options.loops or info.loops_default
-            fits = n <= <size_t> info.max_seq_len and n_loops <= info.loops_max
-            out = allocate(n_loops if fits else 0, n if fits else 0, info.hidden_size)
-            view = out
-            out_data = &view[0, 0, 0] if view.size > 0 else &nothing
-            with nogil:
-                status = tl_model_states(out_data, model, data, n, &options)
-            check(status, "states")
-        finally:
-            with nogil:
-                tl_model_release(model)
-        return out
+        Args:
+            tokens: ids [n].
+            loops: times the core runs, None for the file's default; of a nested schedule a pair
+                (H, L).
+            cache_window: position p attends to p - cache_window + 1 .. p only; 0 to all.
+            prefix_len: of a prefix-LM, the first so many tokens see each other; 0 elsewhere.
+            init_state: [n, hidden], what the core starts from in place of the model's own initial
+                state. For models that inject their input into each loop.
+        """
+        return run_evaluation(self, "logits", tokens, init_state,
+                              cache_options(loops, cache_window, prefix_len))
+
+    def states(self, tokens, loops=None, cache_window=0, *, prefix_len=0, init_state=None):
+        """The core's state after each loop and its norm: float32 [loops, n, hidden]. Of a nested
+        schedule, the state after each run of a stage, in order. A model without loops has one: the
+        state before the final norm. Arguments as for `logits`."""
+        return run_evaluation(self, "states", tokens, init_state,
+                              cache_options(loops, cache_window, prefix_len))
+
+    def exit_logits(self, tokens, loops=None, cache_window=0):
+        """What the exit gate says after each loop, before the sigmoid: float32 [loops, n]. Only for
+        models that have one. Arguments as for `logits`."""
+        return run_evaluation(self, "exit_logits", tokens, None,
+                              cache_options(loops, cache_window, 0))
 
     # ---- generation ----
 
     def generate(self, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50,
                  cache_window=0, *, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=None,
-                 stop_token_ids=None, pool=None):
+                 stop_token_ids=None, prefix_len=None, pool=None):
         """Continues the prompt; returns prompt + generated ids as a list.
 
         Args:
             prompt: token ids [n]; n + max_tokens <= max_seq_len.
             max_tokens: tokens at most; 0 returns the prompt.
-            loops: times the core runs; None is the file's default.
+            loops: times the core runs, None for the file's default; of a nested schedule a pair
+                (H, L).
             temperature: 0 is greedy (ties go to the lowest id).
             top_k: 0 is off.
             cache_window: position p attends to p - cache_window + 1 .. p only; 0 to all.
@@ -305,6 +303,8 @@ cdef class Model(ModelHandle):
             seed: the same seed draws the same tokens, cached or not; None takes a fresh one.
             stop_token_ids: None is the file's end ids, () none. The one that ends a generation
                 belongs to the result.
+            prefix_len: of a prefix-LM, the first so many tokens see each other; None is the whole
+                prompt. Other models take 0 or None.
             pool: a PrefixPool whose longest match saves its part of the prefill.
 
         Raises:
@@ -312,59 +312,64 @@ cdef class Model(ModelHandle):
             ValueError, TypeError, MemoryError: all are also `Error`.
         """
         options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
-                          repetition_penalty, seed, stop_token_ids)
+                          repetition_penalty, seed, stop_token_ids, prefix_len)
         return run_generation(self, pool, as_tokens("prompt", prompt), options, "generate")
 
     def generate_with_pool(self, pool, prompt, max_tokens=128, loops=None, temperature=1.0,
                            top_k=50, cache_window=0, *, top_p=1.0, min_p=0.0,
-                           repetition_penalty=1.0, seed=None, stop_token_ids=None):
+                           repetition_penalty=1.0, seed=None, stop_token_ids=None,
+                           prefix_len=None):
         """As `generate`, token for token, reusing the longest entry of the pool that the prompt
-        starts with (of the same model, loops and cache_window)."""
+        starts with (of the same model, loops, cache_window and prefix_len)."""
         if not isinstance(pool, PrefixPool):
             raise failure(ArgumentTypeError, f"pool is {pool!r}; it must be a PrefixPool")
         options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
-                          repetition_penalty, seed, stop_token_ids)
+                          repetition_penalty, seed, stop_token_ids, prefix_len)
         ids = as_tokens("prompt", prompt)
         return run_generation(self, pool, ids, options, "generate_with_pool")
 
     def generate_stream(self, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50,
                         cache_window=0, *, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
-                        seed=None, stop_token_ids=None, pool=None):
+                        seed=None, stop_token_ids=None, prefix_len=None, pool=None):
         """The tokens that `generate` would add, one at a time, as an iterator.
 
         Arguments are checked at once; the first token's work is done when it is asked for.
         Dropping or closing the iterator at any time frees what the generation held.
         """
         options = Options(max_tokens, loops, temperature, top_k, cache_window, top_p, min_p,
-                          repetition_penalty, seed, stop_token_ids)
+                          repetition_penalty, seed, stop_token_ids, prefix_len)
         ids = as_tokens("prompt", prompt)
         return open_stream(self, pool, ids, options, "generate_stream")
 
     def generate_from_prefix_cache(self, cache, suffix=None, max_tokens=128, loops=None,
                                    temperature=1.0, top_k=50, cache_window=None, *, top_p=1.0,
                                    min_p=0.0, repetition_penalty=1.0, seed=None,
-                                   stop_token_ids=None):
+                                   stop_token_ids=None, prefix_len=None):
         """Continues cache + suffix; returns cached, suffix and generated ids as a list.
 
         The cache is not changed. `loops` and `cache_window` are the cache's; where they are
-        given they must be equal to it. Otherwise as `generate`.
+        given they must be equal to it. In a prefix-LM None for `prefix_len` is the whole prompt,
+        as everywhere, and what the cache has seen is only its own part of that: with a suffix it
+        raises, unless the cache was built with the `prefix_len` that is given. Otherwise as
+        `generate`.
         """
         if not isinstance(cache, PrefixCache):
             raise failure(ArgumentTypeError, f"cache is {cache!r}; it must be a PrefixCache")
         cdef PrefixCache prefix = cache
         options = Options(max_tokens, loops, temperature, top_k,
                           prefix.match_window(cache_window), top_p, min_p, repetition_penalty,
-                          seed, stop_token_ids)
+                          seed, stop_token_ids, prefix_len)
         ids = as_tokens("suffix", () if suffix is None else suffix)
         return prefix.tokens.tolist() + run_generation(self, prefix, ids, options,
                                                        "generate_from_prefix_cache")
 
     # ---- prefixes ----
 
-    def build_prefix_cache(self, tokens, loops=None, cache_window=0):
-        """Runs the tokens and returns a PrefixCache that generations can start from."""
+    def build_prefix_cache(self, tokens, loops=None, cache_window=0, *, prefix_len=None):
+        """Runs the tokens and returns a PrefixCache that generations can start from. In a
+        prefix-LM None for `prefix_len` is all of them."""
         cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
-        cdef tl_cache_options options = cache_options(loops, cache_window)
+        cdef tl_cache_options options = cache_options(loops, cache_window, prefix_len)
         cdef PrefixCache cache = PrefixCache.__new__(PrefixCache, _token=_PRIVATE)
         cdef tl_status status
         cdef size_t n = ids.shape[0]
@@ -377,10 +382,12 @@ cdef class Model(ModelHandle):
         cache.tokens = np.array(ids)
         return cache
 
-    def register_prefix(self, pool, tokens, loops=None, cache_window=0):
+    def register_prefix(self, pool, tokens, loops=None, cache_window=0, *, prefix_len=None):
         """Builds the prefix's cache and enters it into the pool; returns its number of tokens.
 
-        The same (tokens, loops, cache_window) again changes nothing and returns the same. What
+        The same (tokens, loops, cache_window, prefix_len) again changes nothing and returns the
+        same. In a prefix-LM None for `prefix_len` is all tokens, so that the entry serves the
+        prompt of exactly these. What
         cannot be registered (no tokens, too many, an id, loops or window out of range, no pool)
         returns 0 with a RuntimeWarning that says why.
 
@@ -396,7 +403,8 @@ cdef class Model(ModelHandle):
         cdef int64_t length = 0
         cdef tl_status status
         try:
-            status = self.run_registration(&length, pool, tokens, loops, cache_window)
+            status = self.run_registration(&length, pool, tokens,
+                                           cache_options(loops, cache_window, prefix_len))
             if status != TL_STATUS_INTERRUPTED:
                 check(status, "register_prefix")
         except (ArgumentTypeError, OutOfMemoryError):
@@ -413,9 +421,8 @@ cdef class Model(ModelHandle):
         return 0
 
     cdef tl_status run_registration(self, int64_t *length, PrefixPool pool, object tokens,
-                                    object loops, object cache_window) except *:
+                                    tl_cache_options options) except *:
         cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
-        cdef tl_cache_options options = cache_options(loops, cache_window)
         cdef tl_status status
         cdef size_t n = ids.shape[0]
         cdef const int32_t *data = first(ids)
@@ -440,6 +447,59 @@ cdef class Model(ModelHandle):
 
 
 # ---- generations ------------------------------------------------------------------------------
+
+# ---- evaluations ------------------------------------------------------------------------------
+
+cdef object evaluation_shape(str what, tl_model_info info, size_t n, tl_cache_options options):
+    """Of the result; with a 0 in it where the library will refuse before it writes."""
+    if n > <size_t> info.max_seq_len or options.loops > info.loops_max or \
+            options.inner_loops > info.loops_max:
+        n = 0
+    if what == "logits":
+        return n, info.vocab_size
+    loops, inner = options.loops, options.inner_loops
+    n_states = loops * (inner + 1) if loops else info.n_states_default
+    if what == "exit_logits":
+        return n_states, n
+    return n_states if n else 0, n, info.hidden_size
+
+
+cdef object run_evaluation(Model model, str what, object tokens, object init_state,
+                           tl_cache_options options):
+    cdef const int32_t[::1] ids = as_tokens("tokens", tokens)
+    cdef const int32_t *data = first(ids)
+    cdef size_t n = ids.shape[0]
+    cdef const float[:, ::1] state
+    cdef const float *state_data = NULL
+    cdef float[::1] view
+    cdef tl_status status
+    cdef tl_model *handle = model.use(what)
+    cdef tl_model_info info
+    cdef bint logits = what == "logits", states = what == "states"
+    try:
+        info = get_info(handle)
+        if init_state is not None:
+            state = as_states("init_state", init_state)
+            if <size_t> state.shape[0] != n or state.shape[1] != info.hidden_size or n == 0:
+                raise failure(InvalidArgumentError,
+                              f"init_state has shape [{state.shape[0]}, {state.shape[1]}]; it must "
+                              f"be [{n}, {info.hidden_size}], a row for each token")
+            state_data = &state[0, 0]
+        out = allocate(*evaluation_shape(what, info, n, options))
+        view = out.reshape(-1) if out.size > 0 else allocate(1)
+        with nogil:
+            if logits:
+                status = tl_model_logits(&view[0], handle, data, n, state_data, &options)
+            elif states:
+                status = tl_model_states(&view[0], handle, data, n, state_data, &options)
+            else:
+                status = tl_model_exit_logits(&view[0], handle, data, n, &options)
+        check(status, what)
+    finally:
+        with nogil:
+            tl_model_release(handle)
+    return out
+
 
 cdef tl_prefix_pool *pool_handle(object pool) except? NULL:
     if pool is not None and not isinstance(pool, PrefixPool):

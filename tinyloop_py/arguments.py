@@ -74,6 +74,35 @@ def as_integer(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
+def as_loops(value: Any) -> tuple[int, int]:
+    """What a call says of loops, as (loops, inner loops).
+
+    Takes None, an integer, or a pair of integers for a nested schedule. 0 is the library's word for
+    what is not stated.
+    """
+    if value is None:
+        return 0, 0
+    if not isinstance(value, tuple):
+        return as_integer("loops", value, 1, MAX_INT64), 0
+    if len(value) != 2:
+        text = f"loops is {reprlib.repr(value)}; a nested schedule takes a pair (H, L)"
+        raise failure(InvalidArgumentError, text)
+    high, low = value
+    return as_integer("loops[0]", high, 1, MAX_INT64), as_integer("loops[1]", low, 1, MAX_INT64)
+
+
+def as_states(name: str, value: Any) -> npt.NDArray[np.float32]:
+    """Initial states as a contiguous float32 array [n, hidden] of its own."""
+    try:
+        array = np.array(value)
+    except (ValueError, TypeError):
+        array = np.empty(0, object)
+    if array.dtype.kind not in "fiu" or array.ndim != 2:
+        text = f"{name} is of shape {list(array.shape)} and dtype {array.dtype.name}; it must be "
+        raise failure(ArgumentTypeError, text + "an array of numbers [number of tokens, hidden]")
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
 def as_number(name: str, value: Any) -> float:
     """An int or float (the library checks the range)."""
     text = f"{name} is {reprlib.repr(value)}; it must be a number"

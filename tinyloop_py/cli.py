@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_convert(commands)
     _add_inspect(commands)
+    _add_export(commands)
     info = commands.add_parser("info", help="print version and build")
     info.set_defaults(run=_info)
     return parser
@@ -99,22 +100,33 @@ def _add_generate(commands: Any) -> None:
 
 def _add_convert(commands: Any) -> None:
     convert = commands.add_parser("convert", help="make a .tinyloop file from a checkpoint")
-    convert.add_argument("src", metavar="DIR", help="holds config.json and safetensors weights")
-    convert.add_argument("out", metavar="OUT", help="the .tinyloop file to write")
-    convert.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32"), help="without it, each tensor keeps its own"
+    add = convert.add_argument
+    add("src", metavar="SRC", help="a folder with config.json and safetensors weights, or the file")
+    add("out", metavar="OUT", help="the .tinyloop file to write")
+    add("--dtype", choices=("bf16", "fp16", "fp32"), help="without it, each tensor keeps its own")
+    add(
+        "--quantize",
+        choices=("int8", "int8-group"),
+        help="matrices as int8, with a scale for each row or for each 128 columns of it",
     )
     convert.set_defaults(run=_convert)
 
 
 def _add_inspect(commands: Any) -> None:
-    inspect = commands.add_parser("inspect", help="describe a .tinyloop file")
+    inspect = commands.add_parser("inspect", help="draw and describe a .tinyloop file")
     inspect.add_argument("file", metavar="FILE")
     inspect.add_argument("--tensors", action="store_true", help="list the tensors too")
     inspect.add_argument(
         "--verify", action="store_true", help="check the tensors' checksums and the gaps too"
     )
     inspect.set_defaults(run=_inspect)
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="write a .tinyloop file as safetensors")
+    export.add_argument("file", metavar="FILE")
+    export.add_argument("out", metavar="OUT", help="the safetensors file; convert reads it again")
+    export.set_defaults(run=_export)
 
 
 # ---- Commands -------------------------------------------------------------------------------
@@ -168,9 +180,17 @@ def _generate(options: argparse.Namespace) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from .convert import convert
 
-    report = convert(options.src, options.out, dtype=options.dtype, progress=_show_progress)
+    report = convert(
+        options.src,
+        options.out,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        progress=_show_progress,
+    )
     for key in report.unknown_keys:
         print(f"tinyloop: warning: config.json: unknown key {key} was ignored", file=sys.stderr)
+    for note in report.notes:
+        print(f"tinyloop: warning: config.json: {note}", file=sys.stderr)
     for name in report.skipped:
         print(f"not needed: tensor {name}")
     parameters = ", ".join(f"{count:,} {dtype}" for dtype, count in report.parameters.items())
@@ -203,6 +223,13 @@ def _inspect(options: argparse.Namespace) -> int:
         print(f"tinyloop: error: {problem}", file=sys.stderr)
     print(f"verified: {'damaged' if problems else 'all tensors are as they were written'}")
     return _EXIT_ERROR if problems else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .export import to_safetensors
+
+    to_safetensors(options.file, options.out, progress=_show_progress)
+    return 0
 
 
 def _info(options: argparse.Namespace) -> int:

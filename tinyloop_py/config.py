@@ -5,7 +5,7 @@
 
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -185,7 +185,9 @@ class Config:
 
     @property
     def loops(self) -> int:
-        """Loops of a generation that states none."""
+        """Loops of a generation that states none; of a nested schedule the outer ones."""
+        if self.schedule == 1:
+            return self.cycles_high
         if not any(stage.looped for stage in self.stages):
             return 1
         return self.loops_default or min(8, self.loops_max or 8)
@@ -220,34 +222,177 @@ def pack_config(config: Config) -> bytes:
     return CONFIG_LAYOUT.pack(*config.values().values())
 
 
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+# ---- Tensors --------------------------------------------------------------------------------
+
+SCALE_GROUP = 128  # columns of an int8 weight that share a scale, where a row has several
+
+# Weights of few rows or columns, which are kept as floats.
+_NEVER_INT8 = ("exit.weight", ".value_gate.weight", ".loop_gate.weight")
+
+Shape = tuple[int, ...]
+
+
+def tensor_shapes(config: Config, value_embed_layers: Collection[int] = ()) -> dict[str, Shape]:
     """Every tensor that the configuration calls for, in the order in which files hold them.
 
-    Raises FormatError if the layers alone would be more than a directory can hold.
+    `value_embed_layers` are the layers with value embeddings, which may be any if the configuration
+    has them at all. Scales of int8 weights are left out: they follow from the dtypes. Raises
+    FormatError if the layers alone would be more than a directory can hold.
     """
     if not 0 <= config.n_layers <= MAX_TENSORS:
         raise FormatError(f"the stages have {config.n_layers} layers; allowed are {MAX_TENSORS}")
-    hidden, ff = config.hidden_size, config.ff_size
-    q_width = config.n_heads * config.head_dim
-    kv_width = config.n_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, hidden)}
+    shapes = _ends(config) | _core(config)
+    n = 0
+    for stage in config.stages:
+        for _ in range(stage.n_layers):
+            layer = _attention(config, bool(stage.looped), n in value_embed_layers)
+            layer = _norms(config) | layer | _mlp(config)
+            shapes |= {f"layers.{n}.{name}": shape for name, shape in layer.items()}
+            n += 1
+    return shapes
+
+
+def value_embed_layers(config: Config, names: Collection[str]) -> list[int]:
+    """The layers for which `names` has a value gate or a value embedding."""
+    if not config.value_embed:
+        return []
+    parts = ("attn.value_gate.weight", "attn.value_embed.weight")
+    n_layers = min(config.n_layers, MAX_TENSORS)
+    return [n for n in range(n_layers) if any(f"layers.{n}.{part}" in names for part in parts)]
+
+
+def scale_name(weight: str) -> str:
+    """The name of the scales that belong to an int8 weight."""
+    return f"{weight.removesuffix('.weight')}.scale"
+
+
+def scale_shapes(shape: Shape) -> tuple[Shape, Shape]:
+    """The shapes that the scales of an int8 weight may have: one a row, one a group of columns."""
+    rows, columns = shape
+    return (rows, 1), (rows, -(-columns // SCALE_GROUP))
+
+
+def may_be_int8(name: str, shape: Shape) -> bool:
+    """Whether the tensor may be int8."""
+    return len(shape) == 2 and name.endswith(".weight") and not name.endswith(_NEVER_INT8)
+
+
+def tensor_problems(config: Config, tensors: Mapping[str, tuple[str, Shape]]) -> list[str]:
+    """What is wrong with a file's tensors (dtype and shape by name), a sentence each."""
+    wanted = tensor_shapes(config, value_embed_layers(config, tensors))
+    problems = [f"{name}: missing" for name in wanted if name not in tensors]
+    scales: set[str] = set()
+    for name, (dtype, shape) in tensors.items():
+        if name in wanted and dtype == "int8":
+            scales.add(scale_name(name))
+            problems += _int8_problems(name, shape, tensors)
+    for name, (_, shape) in tensors.items():
+        if name not in wanted and name not in scales:
+            problems.append(f"{name}: the configuration does not call for it")
+        elif name in wanted and shape != wanted[name]:
+            problems.append(f"{name}: shape {list(shape)}; it must be {list(wanted[name])}")
+    return problems
+
+
+def _int8_problems(
+    name: str, shape: Shape, tensors: Mapping[str, tuple[str, Shape]]
+) -> Iterator[str]:
+    if not may_be_int8(name, shape):
+        yield f"{name}: int8, which only weights of linear layers and embeddings may be"
+        return
+    scales = scale_name(name)
+    if scales not in tensors:
+        yield f"{scales}: missing, the scales of the int8 weight {name}"
+        return
+    dtype, found = tensors[scales]
+    allowed = scale_shapes(shape)
+    if dtype != "float32" or found not in allowed:
+        one, groups = map(list, allowed)
+        yield f"{scales}: {dtype} {list(found)}; it must be float32 {one} or {groups}"
+
+
+def _ends(config: Config) -> dict[str, Shape]:
+    """What comes before and after all layers, and after stages."""
+    hidden = config.hidden_size
+    shapes: dict[str, Shape] = {"embed.weight": (config.vocab_size, hidden)}
     if not config.tied_head:
-        shapes["head"] = (config.vocab_size, hidden)
+        shapes["head.weight"] = (config.vocab_size, hidden)
     if config.final_norm == 1:
-        shapes["final_norm"] = (hidden,)
+        shapes["final_norm.weight"] = (hidden,)
     for s, stage in enumerate(config.stages):
         if stage.end_norm == 1:
-            shapes[f"stages.{s}.norm"] = (hidden,)
-    for n in range(config.n_layers):
-        if config.norm_placement == 0:
-            shapes[f"layers.{n}.attn_norm"] = (hidden,)
-            shapes[f"layers.{n}.mlp_norm"] = (hidden,)
-        shapes[f"layers.{n}.attn.q"] = (q_width, hidden)
-        shapes[f"layers.{n}.attn.k"] = (kv_width, hidden)
-        shapes[f"layers.{n}.attn.v"] = (kv_width, hidden)
-        shapes[f"layers.{n}.attn.o"] = (hidden, q_width)
-        if config.mlp_kind == 0:
-            shapes[f"layers.{n}.mlp.gate"] = (ff, hidden)
-        shapes[f"layers.{n}.mlp.up"] = (ff, hidden)
-        shapes[f"layers.{n}.mlp.down"] = (hidden, ff)
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
+            shapes[f"stages.{s}.norm.weight"] = (hidden,)
+    return shapes
+
+
+def _core(config: Config) -> dict[str, Shape]:
+    """What the loops need beside their layers."""
+    hidden = config.hidden_size
+    shapes: dict[str, Shape] = {}
+    if config.norm_after_last == 2:
+        shapes["after_last_norm.weight"] = (hidden,)
+    if config.state_init == 4:
+        shapes["state_init.weight"] = (hidden,)
+    if config.prelude_norm:
+        shapes["prelude_norm.weight"] = (hidden,)
+    if config.inject == 2:
+        shapes["inject.weight"] = (hidden, 2 * hidden)
+    if config.inject == 3:
+        shapes["inject.a_log"] = shapes["inject.dt_bias"] = (hidden,)
+        shapes["inject.b.weight"] = (hidden, hidden)
+    if config.state_out_proj:
+        shapes["state_out.weight"] = (hidden, hidden)
+    if config.exit_mode == 1:
+        shapes |= {"exit.weight": (1, hidden), "exit.bias": (1,)}
+    return shapes
+
+
+def _norms(config: Config) -> dict[str, Shape]:
+    if config.norm_weightless:
+        return {}
+    names = []
+    if config.norm_placement != 3:
+        names += ["attn_norm.weight", "mlp_norm.weight"]
+    if config.norm_placement != 0:
+        names += ["attn_out_norm.weight", "mlp_out_norm.weight"]
+    return dict.fromkeys(names, (config.hidden_size,))
+
+
+def _attention(config: Config, looped: bool, value_embed: bool) -> dict[str, Shape]:
+    hidden, head_dim = config.hidden_size, config.head_dim
+    q_width, kv_width = config.n_heads * head_dim, config.n_kv_heads * head_dim
+    shapes: dict[str, Shape] = {
+        "q.weight": (q_width, hidden),
+        "k.weight": (kv_width, hidden),
+        "v.weight": (kv_width, hidden),
+    }
+    for part, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
+        if getattr(config, f"{part}_bias"):
+            shapes[f"{part}.bias"] = (width,)
+    if config.qk_norm and not config.qk_norm_weightless:
+        full = config.qk_norm == 2
+        shapes["q_norm.weight"] = (q_width if full else head_dim,)
+        shapes["k_norm.weight"] = (kv_width if full else head_dim,)
+    if config.attn_out_gate:
+        shapes["gate.weight"] = (q_width, hidden)
+    if value_embed:
+        shapes["value_gate.weight"] = (config.n_kv_heads, config.value_embed_channels)
+        shapes["value_embed.weight"] = (config.vocab_size, kv_width)
+    if config.loop_attention == 1 and looped:
+        shapes["loop_gate.weight"] = (config.n_heads, head_dim)
+        shapes["loop_gate.bias"] = (config.n_heads,)
+    shapes["o.weight"] = (hidden, q_width)
+    if config.o_bias:
+        shapes["o.bias"] = (hidden,)
+    return {f"attn.{name}": shape for name, shape in shapes.items()}
+
+
+def _mlp(config: Config) -> dict[str, Shape]:
+    hidden, ff = config.hidden_size, config.ff_size
+    parts: dict[str, Shape] = {"up": (ff, hidden), "down": (hidden, ff)}
+    if config.mlp_kind == 0:
+        parts = {"gate": (ff, hidden), **parts}
+    shapes = {f"mlp.{part}.weight": shape for part, shape in parts.items()}
+    if config.mlp_bias:
+        shapes |= {f"mlp.{part}.bias": shape[:1] for part, shape in parts.items()}
+    return shapes

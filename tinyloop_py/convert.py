@@ -1,8 +1,8 @@
-"""Makes a `.tinyloop` file from a checkpoint folder (safetensors weights and config.json)."""
+"""Makes a `.tinyloop` file from a checkpoint: safetensors weights and config.json."""
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import Checkpoint, CheckpointError
-from .config import Config, tensor_shapes
+from .checkpoint import CHUNK_ELEMENTS, Checkpoint, CheckpointError
+from .config import may_be_int8, scale_name, scale_shapes
+from .export import read_description
 from .families import Keys, Layout, read_layout
-from .format import Progress, TensorSpec, write_file
+from .format import FormatError, Progress, TensorSpec, write_file
+from .quantize import QUANTIZATIONS, quantize_rows
 from .rounding import convert_dtype, is_infinite
+from .sources import Source, described_sources, find_sources
 
-__all__ = ["DTYPE_NAMES", "CheckpointError", "Report", "convert"]
+__all__ = ["DTYPE_NAMES", "QUANTIZATIONS", "CheckpointError", "Report", "convert"]
 
 # What `dtype` and `--dtype` accept, and the file's names for it.
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Report:
     """What a conversion made: `parameters` by dtype, `blobs` in bytes by name.
 
     `unknown_keys` are keys of config.json that the converter knows nothing of; `skipped` are
-    tensors of the checkpoint that are not needed.
+    tensors of the checkpoint that are not needed; `notes` say what is known to be wrong in it.
     """
 
     path: Path
@@ -38,6 +40,7 @@ class Report:
     blobs: dict[str, int]
     unknown_keys: list[str]
     skipped: list[str]
+    notes: list[str]
 
 
 def convert(
@@ -45,116 +48,147 @@ def convert(
     out: str | os.PathLike[str],
     *,
     dtype: str | None = None,
+    quantize: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Converts the checkpoint folder `src` to the file `out`, which appears only when complete.
+    """Converts the checkpoint `src` to the file `out`, which appears only when complete.
 
-    `dtype` is a key of DTYPE_NAMES; None keeps each tensor's own. `progress(name, done, total)`
-    is called after each tensor, with bytes. Raises CheckpointError (a ValueError) for what is not
-    supported, missing or left over, by name, and OSError from the disk.
+    `src` is a folder with config.json and weights, a safetensors file with config.json beside it,
+    or a file of `tinyloop export`. `dtype` is a key of DTYPE_NAMES; None keeps each tensor's own.
+    `quantize` is a key of QUANTIZATIONS: weights of linear layers and embeddings become int8, the
+    other tensors follow `dtype`. `progress(name, done, total)` is called after each tensor, with
+    bytes. Raises CheckpointError (a ValueError) for what is not supported, missing or left over, by
+    name, and OSError from the disk.
     """
-    if dtype is not None and dtype not in DTYPE_NAMES:
-        raise CheckpointError(f"dtype is {dtype!r}; allowed are {', '.join(DTYPE_NAMES)}")
+    _check_option("dtype", dtype, DTYPE_NAMES)
+    _check_option("quantize", quantize, QUANTIZATIONS)
     checkpoint = Checkpoint(Path(src))
-    family, layout, unknown_keys = read_layout(checkpoint.config)
-    skipped = _check_names(checkpoint, layout)
-    _check_tied_head(checkpoint, layout)
-    specs = _specs(checkpoint, layout, dtype)
-    blobs = _blobs(checkpoint, layout.config)
-
-    def read(spec: TensorSpec) -> Iterator[NDArray[Any]]:
-        return _read_as(checkpoint, layout.names[spec.name], spec.dtype)
-
-    write_file(out, layout.config, specs, read, blobs, progress)
-    parameters: dict[str, int] = {}
-    for spec in specs:
-        parameters[spec.dtype] = parameters.get(spec.dtype, 0) + spec.n_elements
+    if checkpoint.description is None:
+        family, layout, unknown_keys = read_layout(checkpoint.config, checkpoint.tensors)
+        sources = find_sources(checkpoint, layout)
+        blobs = _blobs(checkpoint, layout)
+    else:
+        family, unknown_keys = "tinyloop", []
+        layout, blobs = _described(checkpoint.description)
+        sources = described_sources(checkpoint, layout.config)
+    tensors = _Tensors(checkpoint, sources, dtype, quantize)
+    write_file(out, layout.config, tensors.specs, tensors.read, blobs, progress)
     return Report(
         path=Path(out),
         family=family,
         size=Path(out).stat().st_size,
-        parameters=parameters,
+        parameters=tensors.parameters(),
         blobs={name: len(blob) for name, blob in blobs.items()},
         unknown_keys=unknown_keys,
-        skipped=skipped,
+        skipped=list(layout.skipped),
+        notes=list(layout.notes),
     )
+
+
+def _check_option(name: str, value: str | None, allowed: Iterable[str]) -> None:
+    if value is not None and value not in allowed:
+        raise CheckpointError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+
+
+def _described(description: str) -> tuple[Layout, dict[str, bytes]]:
+    """The layout of a file that brings its config and blobs along; its tensors have their names."""
+    try:
+        config, blobs = read_description(description)
+    except FormatError as error:
+        raise CheckpointError(str(error)) from None
+    return Layout(config, {}), blobs
 
 
 # ---- Tensors --------------------------------------------------------------------------------
 
 
-def _list(names: list[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+class _Tensors:
+    """The tensors to be written: `specs` in file order, scales right after their weights."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        sources: list[Source],
+        dtype: str | None,
+        quantize: str | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._sources = {source.name: source for source in sources}
+        self._group = QUANTIZATIONS[quantize] if quantize else None
+        # Of quantized weights by the name of the scales: made with the weight, written after it.
+        self._scales: dict[str, list[NDArray[np.float32]]] = {}
+        self.specs: list[TensorSpec] = []
+        int8 = {s.name for s in sources if checkpoint.dtype(s.stored) == "int8"}
+        kept = int8 | {scale_name(name) for name in int8}
+        for name, shape, stored, _ in sources:
+            if quantize and name not in kept and may_be_int8(name, shape):
+                one, groups = scale_shapes(shape)
+                self.specs.append(TensorSpec(name, "int8", shape))
+                self._scales[scale_name(name)] = []
+                shape = groups if self._group else one
+                self.specs.append(TensorSpec(scale_name(name), "float32", shape))
+            else:
+                target = DTYPE_NAMES[dtype] if dtype and name not in kept else None
+                self.specs.append(TensorSpec(name, target or checkpoint.dtype(stored), shape))
+
+    def parameters(self) -> dict[str, int]:
+        """Numbers by dtype, without scales."""
+        counts: dict[str, int] = {}
+        int8 = {scale_name(spec.name) for spec in self.specs if spec.dtype == "int8"}
+        for spec in self.specs:
+            if spec.name not in int8:
+                counts[spec.dtype] = counts.get(spec.dtype, 0) + spec.n_elements
+        return counts
+
+    def read(self, spec: TensorSpec) -> Iterator[NDArray[Any]]:
+        """The tensor's elements in chunks, in the spec's dtype."""
+        if spec.name in self._scales:
+            parts = self._scales[spec.name]
+            while parts:
+                yield parts.pop(0)
+            return
+        source = self._sources[spec.name]
+        stored = self._checkpoint.dtype(source.stored)
+        if spec.dtype == "int8" != stored:
+            yield from self._quantized(source, stored)
+        elif spec.dtype == stored:
+            yield from self._checkpoint.read(source.stored, source.first, spec.n_elements)
+        else:
+            for chunk in self._checkpoint.read(source.stored, source.first, spec.n_elements):
+                yield _rounded(chunk, stored, spec.dtype, source.stored)
+
+    def _quantized(self, source: Source, stored: str) -> Iterator[NDArray[np.int8]]:
+        rows, columns = source.shape
+        step = columns * max(1, CHUNK_ELEMENTS // columns)
+        scales = self._scales[scale_name(source.name)]
+        chunks = self._checkpoint.read(source.stored, source.first, rows * columns, step)
+        for chunk in chunks:
+            weights = convert_dtype(chunk, stored, "float32").reshape(-1, columns)
+            numbers, of_rows = quantize_rows(weights, self._group)
+            if not np.isfinite(of_rows).all():
+                raise CheckpointError(
+                    f"tensor {source.stored} has values that are not finite; int8 has none"
+                )
+            scales.append(of_rows)
+            yield numbers
 
 
-def _check_names(checkpoint: Checkpoint, layout: Layout) -> list[str]:
-    """Refuses missing, left-over and wrongly shaped tensors; returns the skipped ones."""
-    shapes = {layout.names[own]: shape for own, shape in tensor_shapes(layout.config).items()}
-    missing = [name for name in shapes if name not in checkpoint.tensors]
-    if missing:
-        raise CheckpointError(f"tensors missing: {_list(missing)}")
-    for name, shape in shapes.items():
-        found = checkpoint.tensors[name].shape
-        if found != shape:
-            raise CheckpointError(
-                f"tensor {name} has shape {list(found)}; config.json asks for {list(shape)}"
-            )
-    left_over = sorted(checkpoint.tensors.keys() - shapes.keys())
-    skipped = [name for name in left_over if layout.skipped.fullmatch(name)]
-    unread = [name for name in left_over if name not in skipped and name != _head(layout)]
-    if unread:
-        raise CheckpointError(f"tensors that config.json does not call for: {_list(unread)}")
-    return skipped
-
-
-def _head(layout: Layout) -> str:
-    return layout.names["head.weight"]
-
-
-def _check_tied_head(checkpoint: Checkpoint, layout: Layout) -> None:
-    """A head that is stored although it is tied must be the embedding, byte for byte."""
-    head, embed = _head(layout), layout.names["embed.weight"]
-    if not layout.config.tied_head or head not in checkpoint.tensors:
-        return
-    stored, wanted = checkpoint.tensors[head], checkpoint.tensors[embed]
-    same = (stored.dtype, stored.shape) == (wanted.dtype, wanted.shape) and all(
-        a.tobytes() == b.tobytes()
-        for a, b in zip(checkpoint.read(head), checkpoint.read(embed), strict=True)
-    )
-    if not same:
-        raise CheckpointError(
-            f"tensor {head} differs from {embed}, although tie_word_embeddings is true; "
-            f"set that to false or leave {head} out"
-        )
-
-
-def _specs(checkpoint: Checkpoint, layout: Layout, dtype: str | None) -> list[TensorSpec]:
-    specs = []
-    for own, shape in tensor_shapes(layout.config).items():
-        stored = checkpoint.dtype(layout.names[own])
-        specs.append(TensorSpec(own, DTYPE_NAMES[dtype] if dtype else stored, shape))
-    return specs
-
-
-def _read_as(checkpoint: Checkpoint, name: str, target: str) -> Iterator[NDArray[Any]]:
-    """The tensor's elements in chunks, rounded to `target`; refuses those that do not fit."""
-    source = checkpoint.dtype(name)
-    for chunk in checkpoint.read(name):
-        converted = convert_dtype(chunk, source, target)
-        if source != target and np.any(
-            is_infinite(converted, target) & ~is_infinite(chunk, source)
-        ):
-            raise CheckpointError(f"tensor {name} has values that are too large for {target}")
-        yield converted
+def _rounded(chunk: NDArray[Any], source: str, target: str, name: str) -> NDArray[Any]:
+    """The chunk in dtype `target`; refuses numbers that do not fit."""
+    converted = convert_dtype(chunk, source, target)
+    if np.any(is_infinite(converted, target) & ~is_infinite(chunk, source)):
+        raise CheckpointError(f"tensor {name} has values that are too large for {target}")
+    return converted
 
 
 # ---- Blobs ----------------------------------------------------------------------------------
 
 
-def _blobs(checkpoint: Checkpoint, config: Config) -> dict[str, bytes]:
+def _blobs(checkpoint: Checkpoint, layout: Layout) -> dict[str, bytes]:
     """The blobs that the folder has something for."""
-    end_ids = _end_ids(checkpoint, config.vocab_size)
+    end_ids = layout.end_ids
+    if end_ids is None:
+        end_ids = _end_ids(checkpoint, layout.config.vocab_size)
     blobs = {
         "tokenizer.json": checkpoint.bytes("tokenizer.json"),
         "chat_template": _chat_template(checkpoint),

@@ -27,6 +27,7 @@ from .config import (
     FormatError,
     Stage,
     pack_config,
+    tensor_problems,
     tensor_shapes,
     unpack_config,
 )
@@ -39,9 +40,11 @@ __all__ = [
     "Tensor",
     "TensorSpec",
     "TinyloopFile",
+    "new_file",
     "read_file",
     "tensor_shapes",
     "write_file",
+    "write_stream",
 ]
 
 MAGIC = b"TINYLOOP"
@@ -191,8 +194,12 @@ class TinyloopFile:
 
     @property
     def n_parameters(self) -> int:
-        """Numbers in all tensors."""
-        return sum(prod(tensor.shape) for tensor in self.tensors.values())
+        """Numbers in all tensors, without the scales of int8 weights."""
+        return sum(
+            prod(tensor.shape)
+            for tensor in self.tensors.values()
+            if not tensor.name.endswith(".scale")
+        )
 
     def array(self, name: str) -> NDArray[Any]:
         """A tensor in a new array, in the dtype of DTYPES (bfloat16: uint16 bits).
@@ -229,15 +236,9 @@ class TinyloopFile:
 
 
 def _tensor_set_problems(config: Config, tensors: Iterable[Tensor | TensorSpec]) -> list[str]:
-    wanted = tensor_shapes(config)
-    found = {tensor.name: tensor.shape for tensor in tensors}
-    problems = [f"{name}: missing" for name in wanted if name not in found]
-    for name, shape in found.items():
-        if name not in wanted:
-            problems.append(f"{name}: the configuration does not call for it")
-        elif shape != wanted[name]:
-            problems.append(f"{name}: shape {list(shape)}; it must be {list(wanted[name])}")
-    return problems
+    return tensor_problems(
+        config, {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
+    )
 
 
 class _Header(NamedTuple):
@@ -392,8 +393,29 @@ def write_file(
     is called after each tensor with bytes. Raises FormatError for what cannot be written and
     OSError from the disk; whatever `read` raises passes through.
     """
-    path = Path(path)
     _check_writable(config, tensors, blobs)
+    with new_file(Path(path)) as stream:
+        _write(stream, config, tensors, read, blobs, progress)
+
+
+def write_stream(
+    stream: BinaryIO,
+    config: Config,
+    tensors: Sequence[TensorSpec],
+    read: Callable[[TensorSpec], Chunks],
+    blobs: Mapping[str, bytes],
+) -> None:
+    """As `write_file`, into a seekable stream that is empty."""
+    _check_writable(config, tensors, blobs)
+    _write(stream, config, tensors, read, blobs, None)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when the context ends, whole and on disk; never after an error.
+
+    Raises OSError that names the path, also for a folder that is not there.
+    """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file")
     if not path.parent.is_dir():
@@ -401,7 +423,7 @@ def write_file(
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as stream:
-            _write(stream, config, tensors, read, blobs, progress)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

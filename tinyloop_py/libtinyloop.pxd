@@ -66,6 +66,8 @@ cdef extern from "tinyloop.h" nogil:
         int64_t loops_min
         int64_t loops_max
         int64_t loops_max_trained
+        int64_t inner_loops_default
+        int64_t n_states_default
         int64_t n_parameters
         int64_t weight_bytes
         int64_t kv_block_size
@@ -74,6 +76,7 @@ cdef extern from "tinyloop.h" nogil:
         int32_t device
         int32_t kv_mode
         int32_t threads
+        int32_t two_sided_prefix
     tl_status tl_model_get_info(tl_model_info *info, const tl_model *model)
     tl_status tl_model_blob(const void **data, size_t *size, const tl_model *model,
                             const char *name)
@@ -92,10 +95,18 @@ cdef extern from "tinyloop.h" nogil:
         size_t size
         int64_t loops
         int64_t cache_window
+        int64_t inner_loops
+        int64_t prefix_len
+        int32_t has_prefix_len
+        int32_t reserved
     tl_status tl_model_logits(float *logits, tl_model *model, const int32_t *tokens,
-                              size_t n_tokens, const tl_cache_options *options)
+                              size_t n_tokens, const float *init_state,
+                              const tl_cache_options *options)
     tl_status tl_model_states(float *states, tl_model *model, const int32_t *tokens,
-                              size_t n_tokens, const tl_cache_options *options)
+                              size_t n_tokens, const float *init_state,
+                              const tl_cache_options *options)
+    tl_status tl_model_exit_logits(float *logits, tl_model *model, const int32_t *tokens,
+                                   size_t n_tokens, const tl_cache_options *options)
 
     ctypedef struct tl_kv_cache:
         pass
@@ -114,7 +125,9 @@ cdef extern from "tinyloop.h" nogil:
         size_t size
         int64_t max_tokens
         int64_t loops
+        int64_t inner_loops
         int64_t cache_window
+        int64_t prefix_len
         int64_t top_k
         double temperature
         double top_p
@@ -123,6 +136,8 @@ cdef extern from "tinyloop.h" nogil:
         uint64_t seed
         int32_t has_seed
         int32_t has_stop_tokens
+        int32_t has_prefix_len
+        int32_t reserved
         const int32_t *stop_tokens
         size_t n_stop_tokens
         tl_token_callback on_token
@@ -139,6 +154,8 @@ cdef extern from "tinyloop.h" nogil:
         int64_t length
         int64_t loops
         int64_t cache_window
+        int64_t inner_loops
+        int64_t prefix_len
         int64_t bytes
     tl_status tl_build_prefix_cache(tl_prefix_cache **out, tl_model *model,
                                     const int32_t *tokens, size_t n_tokens,

@@ -22,15 +22,19 @@ typedef struct batch_span {
     size_t first_row;
     size_t n_rows;
     int64_t first_position;
-    int64_t window;        /* 0: none */
-    const int32_t *tokens; /* [n_rows] */
-    void *const *tables;   /* block addresses: plane p's begin at tables + p * table_stride */
+    int64_t window;          /* 0: none */
+    int64_t prefix_len;      /* positions below see all of each other */
+    const int32_t *tokens;   /* [n_rows] */
+    const float *init_state; /* [n_rows, hidden], or NULL: the model's own */
+    void *const *tables;     /* block addresses: plane p's begin at tables + p * table_stride */
     size_t table_stride;
 } batch_span;
 
 typedef struct backend_options {
     int threads;
-    int32_t kv_mode; /* TL_KV_MODE_FP16 or TL_KV_MODE_FP32 */
+    int32_t kv_mode;   /* TL_KV_MODE_FP16 or TL_KV_MODE_FP32 */
+    double init_scale; /* of a random initial state */
+    uint64_t init_seed;
 } backend_options;
 
 typedef struct backend_ops {
@@ -53,11 +57,15 @@ typedef struct backend_ops {
     void (*pass_begin)(backend_pass *pass, const batch_span *spans, size_t n_spans);
 
     void (*run)(backend_model *model, lane_function walk, void *arg);
-    void (*step[STEP_KINDS])(backend_pass *pass, const plan_step *step, int plane, lane *self);
+    void (*step[STEP_KINDS])(backend_pass *pass, const plan_step *step, const plan_run *run,
+                             lane *self);
 
     /* x of rows [first, first + n) to or from float32 [n, hidden] of the host. */
     void (*read_rows)(backend_pass *pass, size_t first, size_t n, float *out, lane *self);
     void (*write_rows)(backend_pass *pass, size_t n, const float *in, lane *self);
+
+    /* What the last STEP_EXIT read of rows [first, first + n), before the sigmoid. */
+    void (*read_exits)(backend_pass *pass, size_t first, size_t n, float *out, lane *self);
 
     /* Final norm and head of rows [0, n): float32 [n, vocab] of the host. */
     void (*head)(backend_pass *pass, size_t n, float *logits, lane *self);

@@ -38,32 +38,60 @@ static tl_status check_lengths(const tl_model *model, size_t n_prompt, int64_t m
                    n_prompt, (long long)max_tokens, (long long)model->max_seq_len);
 }
 
-static tl_status resolve_key(generation *g, const tl_generate_options *options)
+/* A key that a call gives for a cache, which has its own. */
+static tl_status check_same(const char *name, int64_t value, int64_t of_cache)
 {
-    if (g->cache == NULL)
-        return engine_resolve(&g->key, g->model, options->loops, options->cache_window);
+    if (value == of_cache)
+        return TL_STATUS_OK;
+    return tl_fail(TL_STATUS_INVALID, "%s is %lld, but the prefix cache was built with %lld", name,
+                   (long long)value, (long long)of_cache);
+}
+
+/* What the call does not state of the cache's key is the cache's; but prefix_len, by default, is
+ * the whole prompt here too. */
+static tl_status check_cache_key(generation *g, key_request request)
+{
     const tl_kv_cache *kv = g->cache->kv;
-    g->key = kv->key;
     if (kv->model != g->model)
         return tl_fail(TL_STATUS_INVALID, "the prefix cache belongs to another model");
-    if (options->loops != 0 && options->loops != kv->key.loops)
-        return tl_fail(TL_STATUS_INVALID, "loops is %lld, but the prefix cache was built with %lld",
-                       (long long)options->loops, (long long)kv->key.loops);
-    if (options->cache_window != 0 && options->cache_window != kv->key.window)
-        return tl_fail(TL_STATUS_INVALID,
-                       "cache_window is %lld, but the prefix cache was built "
-                       "with %lld",
-                       (long long)options->cache_window, (long long)kv->key.window);
-    return TL_STATUS_OK;
+    if (request.loops == 0 && request.inner_loops == 0) {
+        request.loops = kv->key.loops;
+        request.inner_loops = kv->key.inner_loops;
+    }
+    if (request.window == 0)
+        request.window = kv->key.window;
+    TL_TRY(engine_resolve(&g->key, g->model, &request, g->n_prompt));
+    TL_TRY(check_same("loops", g->key.loops, kv->key.loops));
+    TL_TRY(check_same("inner_loops", g->key.inner_loops, kv->key.inner_loops));
+    TL_TRY(check_same("cache_window", g->key.window, kv->key.window));
+    if (g->key.prefix_len == kv->key.prefix_len)
+        return TL_STATUS_OK;
+    return tl_fail(TL_STATUS_INVALID,
+                   "prefix_len is %lld (the whole prompt unless stated), but the prefix cache was "
+                   "built with %lld: its tokens have not seen the rest",
+                   (long long)g->key.prefix_len, (long long)kv->key.prefix_len);
+}
+
+static tl_status resolve_key(generation *g, const tl_generate_options *options)
+{
+    key_request request = {
+        .loops = options->loops,
+        .inner_loops = options->inner_loops,
+        .window = options->cache_window,
+        .has_prefix_len = options->has_prefix_len != 0,
+        .prefix_len = options->prefix_len,
+    };
+    return g->cache != NULL ? check_cache_key(g, request)
+                            : engine_resolve(&g->key, g->model, &request, g->n_prompt);
 }
 
 static tl_status check_source(generation *g, const generation_source *source,
                               const tl_generate_options *options)
 {
-    TL_TRY(resolve_key(g, options));
     size_t n_cached = g->cache != NULL ? g->cache->n_tokens : 0;
-    TL_TRY(generate_options_check(options, g->model));
     g->n_prompt = n_cached + source->n_tokens;
+    TL_TRY(resolve_key(g, options));
+    TL_TRY(generate_options_check(options, g->model));
     TL_TRY(check_lengths(g->model, g->n_prompt, options->max_tokens));
     if (g->cache != NULL && source->n_tokens == 0)
         return TL_STATUS_OK;
@@ -169,7 +197,7 @@ void generation_destroy(generation *g)
 static tl_status feed(generation *g, const int32_t *tokens, size_t n, counter kind)
 {
     if (g->pass == NULL)
-        TL_TRY(run_pass_create(&g->pass, g->model, run_rows_for(g->model, n)));
+        TL_TRY(run_pass_create(&g->pass, g->model, run_rows_for(g->kv, n)));
     run_item item = {.kv = g->kv, .tokens = tokens, .n_tokens = n, .last_hidden = g->hidden};
     return run_tokens(g->pass, &item, kind);
 }
@@ -202,6 +230,9 @@ static tl_status start_from_pool(generation *g)
                                                        : COUNT_POOL_PARTIAL;
     tl_status status = match != NULL ? start_from_cache(g, match) : start_plainly(g);
     prefix_cache_release(match);
+    if (match == NULL && g->key.prefix_len > 0)
+        log_message(TL_LOG_INFO, "pool miss: the prompt's tokens see each other, so only an entry "
+                                 "of exactly the whole prompt serves it");
     bool failed = status != TL_STATUS_OK && status != TL_STATUS_INTERRUPTED;
     if (failed && outcome != COUNT_POOL_MISS) {
         outcome = COUNT_POOL_FALLBACK;

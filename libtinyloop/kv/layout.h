@@ -38,6 +38,12 @@ static inline int64_t kv_first_visible(int64_t position, int64_t window)
     return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
+/* The smaller of two windows, of which 0 is the widest. */
+static inline int64_t kv_narrower(int64_t a, int64_t b)
+{
+    return a == 0 || (b > 0 && b < a) ? b : a;
+}
+
 /* Byte offsets in a block. */
 static inline size_t kv_k_offset(const kv_layout *layout, size_t layer, size_t head)
 {

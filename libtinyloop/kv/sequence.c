@@ -9,36 +9,42 @@ static size_t blocks_for(int64_t n_positions)
     return ((size_t)n_positions + KV_BLOCK - 1) / KV_BLOCK;
 }
 
-tl_status kv_sequence_init(kv_sequence *sequence, kv_store *store, const int *plane_class,
-                           int n_planes, int64_t window)
+tl_status kv_sequence_init(kv_sequence *sequence, kv_store *store, int n_planes)
 {
-    *sequence = (kv_sequence){.store = store, .n_planes = n_planes, .window = window};
-    sequence->plane_class = mem_array((size_t)n_planes, sizeof *plane_class);
-    if (sequence->plane_class == NULL)
-        return tl_fail_nomem("a block table", (size_t)n_planes * sizeof *plane_class);
-    memcpy(sequence->plane_class, plane_class, (size_t)n_planes * sizeof *plane_class);
+    *sequence = (kv_sequence){.store = store, .n_planes = n_planes};
+    sequence->planes = mem_zeroed((size_t)n_planes, sizeof *sequence->planes);
+    if (sequence->planes == NULL)
+        return tl_fail_nomem("a block table", (size_t)n_planes * sizeof *sequence->planes);
     return TL_STATUS_OK;
 }
 
-static void drop_blocks(kv_sequence *sequence, size_t begin, size_t end)
+static void drop_blocks(kv_sequence *sequence, int plane, size_t begin, size_t end)
 {
-    for (int p = 0; p < sequence->n_planes; p++)
-        for (size_t b = begin; b < end; b++)
-            kv_block_release(sequence->blocks[(size_t)p * sequence->capacity + b]);
+    for (size_t b = begin; b < end; b++)
+        kv_block_release(sequence->blocks[(size_t)plane * sequence->capacity + b]);
+}
+
+/* Of every plane what it has from `begin` on. */
+static void drop_end(kv_sequence *sequence, size_t begin)
+{
+    for (int p = 0; p < sequence->n_planes; p++) {
+        size_t first = sequence->planes[p].first_block;
+        drop_blocks(sequence, p, begin > first ? begin : first, sequence->n_blocks);
+    }
 }
 
 void kv_sequence_clear(kv_sequence *sequence)
 {
-    drop_blocks(sequence, sequence->first_block, sequence->n_blocks);
+    drop_end(sequence, 0);
     mem_free(sequence->blocks);
     mem_free(sequence->data);
-    mem_free(sequence->plane_class);
+    mem_free(sequence->planes);
     *sequence = (kv_sequence){0};
 }
 
 /* ---- tables ---- */
 
-/* Moves the entries [first_block, n_blocks) into tables of `capacity` blocks a plane. */
+/* Moves the entries into tables of `capacity` blocks a plane. */
 static tl_status resize_tables(kv_sequence *sequence, size_t capacity)
 {
     size_t n, planes = (size_t)sequence->n_planes;
@@ -51,8 +57,8 @@ static tl_status resize_tables(kv_sequence *sequence, size_t capacity)
         mem_free(data);
         return tl_fail_nomem("a block table", n * (sizeof *blocks + sizeof *data));
     }
-    size_t first = sequence->first_block, count = sequence->n_blocks - first;
-    for (size_t p = 0; p < planes && count > 0; p++) {
+    for (size_t p = 0; p < planes && sequence->n_blocks > 0; p++) {
+        size_t first = sequence->planes[p].first_block, count = sequence->n_blocks - first;
         size_t from = p * sequence->capacity + first, to = p * capacity + first;
         memcpy(blocks + to, sequence->blocks + from, count * sizeof *blocks);
         memcpy(data + to, sequence->data + from, count * sizeof *data);
@@ -67,11 +73,12 @@ static tl_status resize_tables(kv_sequence *sequence, size_t capacity)
 
 tl_status kv_sequence_clone(kv_sequence *out, const kv_sequence *sequence)
 {
-    TL_TRY(kv_sequence_init(out, sequence->store, sequence->plane_class, sequence->n_planes,
-                            sequence->window));
+    size_t n_planes = (size_t)sequence->n_planes;
+    TL_TRY(kv_sequence_init(out, sequence->store, sequence->n_planes));
+    memcpy(out->planes, sequence->planes, n_planes * sizeof *out->planes);
     if (sequence->n_blocks > 0) {
         kv_sequence shared = *sequence;
-        size_t n = (size_t)sequence->n_planes * sequence->capacity;
+        size_t n = n_planes * sequence->capacity;
         shared.blocks = mem_array(n, sizeof *shared.blocks);
         shared.data = mem_array(n, sizeof *shared.data);
         if (shared.blocks == NULL || shared.data == NULL) {
@@ -82,11 +89,11 @@ tl_status kv_sequence_clone(kv_sequence *out, const kv_sequence *sequence)
         }
         memcpy(shared.blocks, sequence->blocks, n * sizeof *shared.blocks);
         memcpy(shared.data, sequence->data, n * sizeof *shared.data);
-        shared.plane_class = out->plane_class;
+        shared.planes = out->planes;
         *out = shared;
     }
     for (int p = 0; p < out->n_planes; p++)
-        for (size_t b = out->first_block; b < out->n_blocks; b++)
+        for (size_t b = out->planes[p].first_block; b < out->n_blocks; b++)
             ref_retain(&out->blocks[(size_t)p * out->capacity + b]->references);
     return TL_STATUS_OK;
 }
@@ -107,7 +114,7 @@ static tl_status append_blocks(kv_sequence *sequence, size_t end)
     for (int p = 0; p < sequence->n_planes; p++) {
         kv_block **blocks = sequence->blocks + (size_t)p * sequence->capacity + begin;
         tl_status status =
-            kv_store_take(sequence->store, sequence->plane_class[p], end - begin, blocks);
+            kv_store_take(sequence->store, sequence->planes[p].class, end - begin, blocks);
         if (status != TL_STATUS_OK) {
             while (p-- > 0)
                 for (size_t b = begin; b < end; b++)
@@ -126,7 +133,7 @@ static tl_status own_block(kv_sequence *sequence, int plane, size_t b)
     if (ref_is_sole(&(*slot)->references))
         return TL_STATUS_OK;
     kv_block *copy;
-    TL_TRY(kv_store_take(sequence->store, sequence->plane_class[plane], 1, &copy));
+    TL_TRY(kv_store_take(sequence->store, sequence->planes[plane].class, 1, &copy));
     kv_store_copy(sequence->store, copy, *slot);
     kv_block_release(*slot);
     *slot = copy;
@@ -154,41 +161,56 @@ tl_status kv_sequence_reserve(kv_sequence *sequence, int64_t n)
 void kv_sequence_commit(kv_sequence *sequence, int64_t n)
 {
     sequence->length += n;
-    size_t first = (size_t)kv_first_visible(sequence->length, sequence->window) / KV_BLOCK;
-    if (first > sequence->n_blocks)
-        first = sequence->n_blocks;
-    if (first > sequence->first_block) {
-        drop_blocks(sequence, sequence->first_block, first);
-        sequence->first_block = first;
+    for (int p = 0; p < sequence->n_planes; p++) {
+        kv_plane *plane = &sequence->planes[p];
+        size_t first = (size_t)kv_first_visible(sequence->length, plane->window) / KV_BLOCK;
+        if (first > sequence->n_blocks)
+            first = sequence->n_blocks;
+        if (first > plane->first_block) {
+            drop_blocks(sequence, p, plane->first_block, first);
+            plane->first_block = first;
+        }
     }
+}
+
+static tl_status check_still_there(const kv_sequence *sequence, int64_t length)
+{
+    for (int p = 0; p < sequence->n_planes; p++) {
+        const kv_plane *plane = &sequence->planes[p];
+        int64_t held_from = (int64_t)plane->first_block * KV_BLOCK;
+        if (held_from > 0 && kv_first_visible(length, plane->window) < held_from)
+            return tl_fail(TL_STATUS_INVALID,
+                           "length %lld: the window of %lld has dropped positions below %lld, "
+                           "which position %lld attends to; allowed are 0 and %lld to %lld",
+                           (long long)length, (long long)plane->window, (long long)held_from,
+                           (long long)length, (long long)(held_from + plane->window - 1),
+                           (long long)sequence->length);
+    }
+    return TL_STATUS_OK;
 }
 
 tl_status kv_sequence_truncate(kv_sequence *sequence, int64_t length)
 {
-    int64_t held_from = (int64_t)sequence->first_block * KV_BLOCK;
-    if (length > 0 && kv_first_visible(length, sequence->window) < held_from && held_from > 0)
-        return tl_fail(TL_STATUS_INVALID,
-                       "length %lld: the window of %lld has dropped positions below %lld, which "
-                       "position %lld attends to; allowed are 0 and %lld to %lld",
-                       (long long)length, (long long)sequence->window, (long long)held_from,
-                       (long long)length, (long long)(held_from + sequence->window - 1),
-                       (long long)sequence->length);
+    if (length > 0)
+        TL_TRY(check_still_there(sequence, length));
     size_t end = blocks_for(length);
-    if (length == 0) {
-        drop_blocks(sequence, sequence->first_block, sequence->n_blocks);
-        sequence->first_block = sequence->n_blocks = 0;
-    } else if (end < sequence->n_blocks) {
-        drop_blocks(sequence, end, sequence->n_blocks);
+    if (end < sequence->n_blocks) {
+        drop_end(sequence, end);
         sequence->n_blocks = end;
     }
+    for (int p = 0; length == 0 && p < sequence->n_planes; p++)
+        sequence->planes[p].first_block = 0;
     sequence->length = length;
     return TL_STATUS_OK;
 }
 
 size_t kv_sequence_bytes(const kv_sequence *sequence)
 {
-    size_t bytes = 0, count = sequence->n_blocks - sequence->first_block;
-    for (int p = 0; p < sequence->n_planes; p++)
-        bytes += count * kv_store_block_bytes(sequence->store, sequence->plane_class[p]);
+    size_t bytes = 0;
+    for (int p = 0; p < sequence->n_planes; p++) {
+        const kv_plane *plane = &sequence->planes[p];
+        bytes += (sequence->n_blocks - plane->first_block) *
+                 kv_store_block_bytes(sequence->store, plane->class);
+    }
     return bytes;
 }

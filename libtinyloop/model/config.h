@@ -4,6 +4,8 @@
 
 #include "base/status.h"
 
+#include <stdbool.h>
+
 #define CONFIG_MAX_STAGES 4
 #define CONFIG_MAX_HEAD_DIM 256
 
@@ -55,22 +57,41 @@ typedef struct model_config {
 #undef CONFIG_DECLARE_F
 } model_config;
 
-enum { ROPE_SCALING_NONE = 0, ROPE_SCALING_LLAMA3 = 2 };
-enum { STATE_INIT_INPUT = 0, STATE_INIT_ZEROS = 2 };
-enum { INJECT_NONE = 0, INJECT_ADD = 1 };
+enum { NORM_PRE, NORM_SANDWICH_BRANCH, NORM_SANDWICH_SUM, NORM_POST_BRANCH };
+enum { NORM_NONE, NORM_WITH_WEIGHT, NORM_WEIGHTLESS }; /* end_norm, final_norm */
+enum { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_FULL };
+enum { MLP_GATED, MLP_PLAIN };
+enum { ACTIVATION_SILU, ACTIVATION_GELU, ACTIVATION_GELU_TANH, ACTIVATION_RELU2 };
+enum { ROPE_HALF_SPLIT, ROPE_INTERLEAVED, ROPE_NONE };
+enum { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3, ROPE_SCALING_YARN };
+enum { SCHEDULE_FLAT, SCHEDULE_NESTED };
+enum {
+    STATE_INIT_INPUT,
+    STATE_INIT_PRELUDE,
+    STATE_INIT_ZEROS,
+    STATE_INIT_NOISE,
+    STATE_INIT_TENSOR
+};
+enum { INJECT_NONE, INJECT_ADD, INJECT_CONCAT_LINEAR, INJECT_DIAGONAL };
+enum { SOURCE_EMBEDDING, SOURCE_PRELUDE, SOURCE_OTHER_STATE };
+enum { AFTER_LAST_NONE, AFTER_LAST_FINAL_NORM, AFTER_LAST_OWN_NORM };
+enum { LOOP_ATTENTION_OWN, LOOP_ATTENTION_GATED };
+enum { EXIT_NONE, EXIT_SIGMOID_CDF };
 
 /* Refuses, by field, what is outside docs/format.md (FORMAT) or not built here (UNSUPPORTED). */
 tl_status config_check(const model_config *config);
 
 config_stage config_stage_at(const model_config *config, int64_t stage);
 int64_t config_n_layers(const model_config *config);
+bool config_leaves_early(const model_config *config); /* a token may leave before the last loop */
 
 /* Range and default of `loops` after the rules for what the file leaves at 0. */
 typedef struct loop_limits {
     int64_t minimum;
     int64_t maximum;
     int64_t standard;
-    int64_t max_trained; /* 0: unknown */
+    int64_t max_trained;    /* 0: unknown */
+    int64_t standard_inner; /* of a nested schedule's inner loops, 1 .. maximum; 0: it is flat */
 } loop_limits;
 
 loop_limits config_loop_limits(const model_config *config);

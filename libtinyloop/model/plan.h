@@ -1,4 +1,5 @@
-/* A model as a flat list of block-sized steps. The forward pass walks it and knows no family. */
+/* A model as a flat list of block-sized steps, and the order in which its stages run. The forward
+ * pass walks them and knows no family. */
 #ifndef TL_MODEL_PLAN_H
 #define TL_MODEL_PLAN_H
 
@@ -6,30 +7,41 @@
 
 #include <stdbool.h>
 
+/* x is the residual stream; e is what the core gets from outside: what is injected, or the other
+ * state of a nested schedule. */
 typedef enum step_kind {
     STEP_EMBED,     /* x = embedding of the tokens */
-    STEP_INIT,      /* e = x, then x = the initial state */
-    STEP_INJECT,    /* x += e */
-    STEP_ATTENTION, /* x += attention(norm(x)) */
-    STEP_MLP,       /* x += mlp(norm(x)) */
+    STEP_INIT,      /* e = x as it will be injected, then x = the initial state */
+    STEP_SWAP,      /* x and e change places */
+    STEP_INJECT,    /* x = what the injection makes of x and e */
+    STEP_ATTENTION, /* the attention block */
+    STEP_MLP,       /* the MLP block */
     STEP_NORM,      /* x = norm(x) */
+    STEP_STATE_OUT, /* x = state_out x */
+    STEP_EXIT,      /* reads the exit gate, and keeps x where the token leaves with it */
+    STEP_LEAVE,     /* x = what STEP_EXIT has kept */
     STEP_KINDS,
 } step_kind;
+
+typedef enum norm_id {
+    NORM_OF_STAGE, /* its end_norm */
+    NORM_FINAL,
+    NORM_AFTER_LAST,
+} norm_id;
 
 typedef struct plan_step {
     step_kind kind;
     int layer;    /* physical layer, of attention and MLP */
     int kv_layer; /* its place in the stage's KV blocks */
     int stage;
-    int zeros; /* of STEP_INIT: the state starts from zeros, else it stays x */
+    norm_id norm;
 } plan_step;
 
+/* Steps [once, enter) before the first run, [enter, begin) when the walk comes from another stage,
+ * [begin, end) in each run, [end, leave) after the last run. */
 typedef struct plan_stage {
-    int once;  /* steps [once, begin) run once, before the first run */
-    int begin; /* steps [begin, end) are one run */
-    int end;
+    int once, enter, begin, end, leave;
     int n_layers;
-    int plane; /* KV plane of its (first) run; run i of the looped stage has plane + i */
     bool looped;
 } plan_stage;
 
@@ -38,26 +50,43 @@ typedef struct model_plan {
     int n_steps;
     plan_stage stages[CONFIG_MAX_STAGES];
     int n_stages;
-    int n_fixed_planes; /* of the stages that run once; the looped stage's planes come after, so
-                           that a change of loops moves none */
-    int looped_stage;   /* -1: none */
-    int core_stage;     /* whose runs model_states reads: the looped one, else the last */
+    bool nested;
+    int looped_stage; /* of a flat schedule; -1: none */
+    int core_stage;   /* of a flat schedule, whose runs model_states reads: the looped one, else the
+                         last */
+    int64_t loop_window;
+    bool loop_gated;
 } model_plan;
+
+/* How often the looped stages run. `inner`: of a nested schedule, else 0. */
+typedef struct loop_counts {
+    int64_t loops;
+    int64_t inner;
+} loop_counts;
+
+/* One run of one stage. Its KV has a plane of its own. */
+typedef struct plan_run {
+    int stage;
+    int64_t index;    /* 0 in the first run of the stage */
+    bool last;        /* of the stage's runs */
+    int plane;        /* planes of stages that run once come first, so that no other number of
+                           loops moves them */
+    int64_t window;   /* positions that this plane's KV shows; 0: all */
+    int global_plane; /* -1, or the first loop's, which a gate mixes in */
+} plan_run;
 
 tl_status model_plan_build(model_plan *plan, const model_config *config);
 void model_plan_clear(model_plan *plan);
 
-static inline int plan_n_planes(const model_plan *plan, int64_t loops)
-{
-    return plan->n_fixed_planes + (plan->looped_stage >= 0 ? (int)loops : 0);
-}
+/* Runs, and planes, of a walk. */
+int plan_n_runs(const model_plan *plan, loop_counts counts);
+plan_run plan_run_at(const model_plan *plan, loop_counts counts, int i);
 
-/* The stage whose block layout a plane has. */
-static inline int plan_plane_stage(const model_plan *plan, int plane)
+/* Runs whose states model_states reads, and whether it reads this one. */
+int plan_n_states(const model_plan *plan, loop_counts counts);
+static inline bool plan_has_state(const model_plan *plan, const plan_run *run)
 {
-    if (plane >= plan->n_fixed_planes)
-        return plan->looped_stage;
-    return plan->looped_stage >= 0 && plane >= plan->looped_stage ? plane + 1 : plane;
+    return plan->nested || run->stage == plan->core_stage;
 }
 
 #endif

@@ -8,7 +8,7 @@ static tl_status run_prefix(tl_prefix_cache *cache, tl_model *model, cache_key k
 {
     TL_TRY(kv_cache_create(&cache->kv, model, key));
     run_pass *pass;
-    TL_TRY(run_pass_create(&pass, model, run_rows_for(model, cache->n_tokens)));
+    TL_TRY(run_pass_create(&pass, model, run_rows_for(cache->kv, cache->n_tokens)));
     run_item item = {.kv = cache->kv,
                      .tokens = cache->tokens,
                      .n_tokens = cache->n_tokens,

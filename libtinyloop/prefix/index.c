@@ -36,9 +36,17 @@ static uint64_t edge_hash(const node *parent, int32_t token)
     return mix(mix(1, (uintptr_t)parent), (uint32_t)token);
 }
 
+static bool same_space(index_space a, index_space b)
+{
+    return a.model == b.model && a.loops == b.loops && a.window == b.window &&
+           a.inner_loops == b.inner_loops && a.prefix_len == b.prefix_len;
+}
+
 static uint64_t root_hash(index_space space)
 {
-    return mix(mix(mix(2, (uintptr_t)space.model), (uint64_t)space.loops), (uint64_t)space.window);
+    uint64_t h = mix(mix(2, (uintptr_t)space.model), (uint64_t)space.loops);
+    h = mix(mix(h, (uint64_t)space.window), (uint64_t)space.inner_loops);
+    return mix(h, (uint64_t)space.prefix_len);
 }
 
 static uint64_t node_hash(const node *node)
@@ -65,9 +73,7 @@ static node *find_root(const prefix_index *index, index_space space)
     size_t mask = index->n_slots - 1;
     for (size_t i = (size_t)root_hash(space) & mask;; i = (i + 1) & mask) {
         node *found = index->slots[i];
-        if (found == NULL ||
-            (found->parent == NULL && found->space.model == space.model &&
-             found->space.loops == space.loops && found->space.window == space.window))
+        if (found == NULL || (found->parent == NULL && same_space(found->space, space)))
             return found;
     }
 }

@@ -1,5 +1,5 @@
 /* Which entry is the longest whose tokens a prompt starts with: a compressed radix tree for each
- * (model, loops, window), its edges in one hash table. A look-up costs the prompt's length,
+ * (model, loops, window, ...), its edges in one hash table. A look-up costs the prompt's length,
  * whatever the number of entries. Not locked: the pool's lock guards it. */
 #ifndef TL_PREFIX_INDEX_H
 #define TL_PREFIX_INDEX_H
@@ -14,6 +14,8 @@ typedef struct index_space {
     const void *model;
     int64_t loops;
     int64_t window;
+    int64_t inner_loops;
+    int64_t prefix_len;
 } index_space;
 
 typedef struct prefix_index prefix_index;

@@ -150,7 +150,7 @@ static tl_status heap_reserve(tl_prefix_pool *pool)
 
 static index_space space_of(const tl_model *model, cache_key key)
 {
-    return (index_space){model, key.loops, key.window};
+    return (index_space){model, key.loops, key.window, key.inner_loops, key.prefix_len};
 }
 
 static pool_entry *evict(tl_prefix_pool *pool)

@@ -2,10 +2,12 @@
 
 #include "base/memory.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_THREADS 64 /* that a default takes */
+#define MAX_RUNS 65536 /* of a nested schedule */
 
 /* ---- loading ---- */
 
@@ -49,12 +51,6 @@ static tl_status find_end_ids(tl_model *model)
 static tl_status create_store(tl_model *model)
 {
     const model_plan *plan = &model->plan;
-    int n_planes = plan_n_planes(plan, model->loops.maximum);
-    model->plane_classes = mem_array((size_t)n_planes, sizeof *model->plane_classes);
-    if (model->plane_classes == NULL)
-        return tl_fail_nomem("the planes", (size_t)n_planes * sizeof *model->plane_classes);
-    for (int p = 0; p < n_planes; p++)
-        model->plane_classes[p] = plan_plane_stage(plan, p);
     kv_layout layout = model->backend->kv_layout(model->weights);
     size_t block_bytes[CONFIG_MAX_STAGES];
     for (int s = 0; s < plan->n_stages; s++)
@@ -64,13 +60,38 @@ static tl_status create_store(tl_model *model)
                            plan->n_stages, poison != NULL && strcmp(poison, "1") == 0);
 }
 
-static tl_status load_weights(tl_model *model, const model_file *file,
-                              const backend_options *options)
+static int default_threads(void)
 {
+    int threads = threads_available();
+    return threads < MAX_THREADS ? threads : MAX_THREADS;
+}
+
+/* Only models that start from noise have a use for init_scale. */
+static tl_status resolve_init_scale(double *scale, const model_config *config,
+                                    const tl_model_options *options)
+{
+    *scale = config->init_scale;
+    if (config->state_init != STATE_INIT_NOISE || !options->has_init_scale)
+        return TL_STATUS_OK;
+    *scale = options->init_scale;
+    if (isfinite(*scale) && *scale >= 0)
+        return TL_STATUS_OK;
+    return tl_fail(TL_STATUS_INVALID, "init_scale is %g; it must be finite and 0 or more", *scale);
+}
+
+static tl_status load_weights(tl_model *model, const model_file *file,
+                              const tl_model_options *options)
+{
+    backend_options own = {
+        .threads = options->threads > 0 ? options->threads : default_threads(),
+        .kv_mode = model->kv_mode,
+        .init_seed = options->init_seed,
+    };
+    TL_TRY(resolve_init_scale(&own.init_scale, &file->config, options));
     model_weights weights;
     TL_TRY(model_weights_bind(&weights, file));
     model->n_parameters = weights.n_parameters;
-    tl_status status = model->backend->model_create(&model->weights, file, &weights, options);
+    tl_status status = model->backend->model_create(&model->weights, file, &weights, &own);
     model_weights_clear(&weights);
     return status;
 }
@@ -80,13 +101,7 @@ static tl_status load_from(tl_model *model, const model_file *file, const tl_mod
     TL_TRY(config_check(&file->config));
     model->config = file->config;
     model->loops = config_loop_limits(&model->config);
-    int threads = options->threads;
-    if (threads == 0) {
-        threads = threads_available();
-        threads = threads < MAX_THREADS ? threads : MAX_THREADS;
-    }
-    backend_options backend = {threads, model->kv_mode};
-    TL_TRY(load_weights(model, file, &backend));
+    TL_TRY(load_weights(model, file, options));
     TL_TRY(model_plan_build(&model->plan, &model->config));
     TL_TRY(create_store(model));
     TL_TRY(copy_blobs(model, file));
@@ -110,7 +125,6 @@ static void destroy(tl_model *model)
         mem_free(model->blobs[i].data);
     }
     mem_free(model->blobs);
-    mem_free(model->plane_classes);
     mem_free(model);
 }
 
@@ -165,24 +179,76 @@ tl_status engine_check_open(const tl_model *model, const char *function)
     return tl_fail(TL_STATUS_CLOSED, "the model is closed; cannot call %s", function);
 }
 
-tl_status engine_resolve(cache_key *key, tl_model *model, int64_t loops, int64_t window)
+static tl_status resolve_loops(cache_key *key, const tl_model *model, const key_request *request)
 {
     const loop_limits *limits = &model->loops;
-    if (loops == 0)
+    int64_t loops = request->loops, inner = request->inner_loops;
+    bool nested = limits->standard_inner > 0;
+    if (!nested && inner != 0)
+        return tl_fail(TL_STATUS_INVALID,
+                       "inner_loops is %lld; only models of a nested schedule "
+                       "have inner loops, this one takes 0",
+                       (long long)inner);
+    if (nested && (loops == 0) != (inner == 0))
+        return tl_fail(TL_STATUS_INVALID,
+                       "loops is %lld and inner_loops %lld; this model's "
+                       "schedule is nested: give both, or none for (%lld, %lld)",
+                       (long long)loops, (long long)inner, (long long)limits->standard,
+                       (long long)limits->standard_inner);
+    if (loops == 0) {
         loops = limits->standard;
+        inner = limits->standard_inner;
+    }
     if (loops < limits->minimum || loops > limits->maximum)
         return tl_fail(TL_STATUS_INVALID, "loops is %lld; this model takes %lld to %lld",
                        (long long)loops, (long long)limits->minimum, (long long)limits->maximum);
-    if (window < 0)
+    if (nested && (inner < 1 || inner > limits->maximum || loops * (inner + 1) > MAX_RUNS))
+        return tl_fail(TL_STATUS_INVALID,
+                       "inner_loops is %lld; allowed are 1 to %lld, and at most "
+                       "%d runs in all",
+                       (long long)inner, (long long)limits->maximum, MAX_RUNS);
+    key->loops = loops;
+    key->inner_loops = inner;
+    return TL_STATUS_OK;
+}
+
+static tl_status resolve_prefix(cache_key *key, const tl_model *model, const key_request *request,
+                                size_t n_tokens)
+{
+    bool two_sided = model->config.mask != 0;
+    int64_t prefix_len = two_sided ? (int64_t)n_tokens : 0;
+    if (request->has_prefix_len)
+        prefix_len = request->prefix_len;
+    if (!two_sided && prefix_len != 0)
+        return tl_fail(TL_STATUS_INVALID,
+                       "prefix_len is %lld; this model's attention is causal, "
+                       "it takes 0",
+                       (long long)prefix_len);
+    if (prefix_len < 0 || (uint64_t)prefix_len > n_tokens)
+        return tl_fail(TL_STATUS_INVALID,
+                       "prefix_len is %lld; allowed are 0 to the number of "
+                       "tokens, %zu",
+                       (long long)prefix_len, n_tokens);
+    key->prefix_len = prefix_len;
+    return TL_STATUS_OK;
+}
+
+tl_status engine_resolve(cache_key *key, tl_model *model, const key_request *request,
+                         size_t n_tokens)
+{
+    const loop_limits *limits = &model->loops;
+    TL_TRY(resolve_loops(key, model, request));
+    TL_TRY(resolve_prefix(key, model, request, n_tokens));
+    if (request->window < 0)
         return tl_fail(TL_STATUS_INVALID, "cache_window is %lld; it must be 0 (off) or more",
-                       (long long)window);
-    if (limits->max_trained > 0 && loops > limits->max_trained &&
+                       (long long)request->window);
+    key->window = request->window;
+    if (limits->max_trained > 0 && key->loops > limits->max_trained &&
         !atomic_exchange(&model->warned_loops, true))
         log_message(TL_LOG_WARNING,
                     "loops %lld is above the %lld that the model was trained for; "
                     "results may be poor",
-                    (long long)loops, (long long)limits->max_trained);
-    *key = (cache_key){loops, window};
+                    (long long)key->loops, (long long)limits->max_trained);
     return TL_STATUS_OK;
 }
 
@@ -199,6 +265,23 @@ tl_status engine_check_tokens(const tl_model *model, const char *name, const int
             return tl_fail(TL_STATUS_INVALID, "%s[%zu] is %d; token ids are 0 to %lld", name, i,
                            tokens[i], (long long)model->config.vocab_size - 1);
     return TL_STATUS_OK;
+}
+
+kv_position_bytes engine_kv_bytes(const tl_model *model)
+{
+    kv_layout layout = model->backend->kv_layout(model->weights);
+    int64_t layer_bytes = (int64_t)(layout.layer_bytes / KV_BLOCK);
+    kv_position_bytes bytes = {0, 0};
+    for (int s = 0; s < model->plan.n_stages; s++) {
+        int64_t n = model->plan.stages[s].n_layers * layer_bytes;
+        if (model->plan.nested)
+            bytes.loop += s == 0 ? n * model->loops.standard_inner : n;
+        else if (model->plan.stages[s].looped)
+            bytes.loop += n;
+        else
+            bytes.fixed += n;
+    }
+    return bytes;
 }
 
 const model_blob *engine_blob(const tl_model *model, const char *name)

@@ -30,7 +30,6 @@ struct tl_model {
     model_plan plan;
     loop_limits loops;
     kv_store *kv;
-    int *plane_classes; /* [plan_n_planes(loops.maximum)] KV class of each plane */
     int32_t kv_mode;
     int64_t max_seq_len;
     size_t prefill_chunk; /* tokens of a pass */
@@ -50,20 +49,46 @@ void engine_release(tl_model *model);
 /* CLOSED with the caller's name after tl_model_close. */
 tl_status engine_check_open(const tl_model *model, const char *function);
 
-/* What caches are keyed by: loops resolved (0: the default), window checked. Warns once above the
- * trained loops. */
+/* What caches are keyed by. */
 typedef struct cache_key {
     int64_t loops;
-    int64_t window;
+    int64_t window;      /* 0: none */
+    int64_t inner_loops; /* of a nested schedule, else 0 */
+    int64_t prefix_len;  /* positions below see each other; 0 where attention is causal */
 } cache_key;
 
-tl_status engine_resolve(cache_key *key, tl_model *model, int64_t loops, int64_t window);
+/* What a call asks for; 0 loops are the file's default. */
+typedef struct key_request {
+    int64_t loops;
+    int64_t inner_loops;
+    int64_t window;
+    bool has_prefix_len; /* else all tokens see each other, if the model is of that kind */
+    int64_t prefix_len;
+} key_request;
+
+/* For a text of n_tokens, the prefix included. Warns once above the trained loops. */
+tl_status engine_resolve(cache_key *key, tl_model *model, const key_request *request,
+                         size_t n_tokens);
+
+static inline loop_counts key_loop_counts(cache_key key)
+{
+    return (loop_counts){key.loops, key.inner_loops};
+}
 
 /* 1 <= n <= max_seq_len and all ids in the vocabulary; `name` is the parameter's. */
 tl_status engine_check_tokens(const tl_model *model, const char *name, const int32_t *tokens,
                               size_t n);
 
 const model_blob *engine_blob(const tl_model *model, const char *name); /* or NULL */
+
+/* KV bytes that a position takes: outside the loops, and in each. (Of a nested schedule, in each
+ * outer loop with the default inner ones.) A plane with a window holds no more than that. */
+typedef struct kv_position_bytes {
+    int64_t fixed;
+    int64_t loop;
+} kv_position_bytes;
+
+kv_position_bytes engine_kv_bytes(const tl_model *model);
 
 void engine_count(tl_model *model, counter counter, uint64_t n);
 

@@ -47,26 +47,31 @@ typedef struct walk {
     const run_item *items;
     const batch_span *spans;
     size_t n_items;
-    int64_t loops;
+    loop_counts counts;
 } walk;
 
-static void run_steps(const walk *walk, int begin, int end, int plane, lane *self)
+static void run_steps(const walk *walk, int begin, int end, const plan_run *run, lane *self)
 {
     const tl_model *model = walk->pass->model;
     for (int i = begin; i < end; i++) {
         const plan_step *step = &model->plan.steps[i];
-        model->backend->step[step->kind](walk->pass->backend, step, plane, self);
+        model->backend->step[step->kind](walk->pass->backend, step, run, self);
     }
 }
 
-static void read_states(const walk *walk, int64_t loop, lane *self)
+/* What a run of the core leaves behind, for those who asked. */
+static void read_run(const walk *walk, size_t i_state, lane *self)
 {
+    const backend_ops *backend = walk->pass->model->backend;
     for (size_t i = 0; i < walk->n_items; i++) {
         const run_item *item = &walk->items[i];
+        size_t first = walk->spans[i].first_row;
         if (item->states != NULL)
-            walk->pass->model->backend->read_rows(
-                walk->pass->backend, walk->spans[i].first_row, item->n_tokens,
-                item->states + (size_t)loop * item->states_stride, self);
+            backend->read_rows(walk->pass->backend, first, item->n_tokens,
+                               item->states + i_state * item->states_stride, self);
+        if (item->exits != NULL)
+            backend->read_exits(walk->pass->backend, first, item->n_tokens,
+                                item->exits + i_state * item->exits_stride, self);
     }
 }
 
@@ -88,15 +93,21 @@ static void walk_plan(void *arg, lane *self)
 {
     const walk *walk = arg;
     const model_plan *plan = &walk->pass->model->plan;
-    for (int s = 0; s < plan->n_stages; s++) {
-        const plan_stage *stage = &plan->stages[s];
-        int64_t runs = stage->looped ? walk->loops : 1;
-        run_steps(walk, stage->once, stage->begin, stage->plane, self);
-        for (int64_t r = 0; r < runs; r++) {
-            run_steps(walk, stage->begin, stage->end, stage->plane + (int)r, self);
-            if (s == plan->core_stage)
-                read_states(walk, r, self);
-        }
+    int n_runs = plan_n_runs(plan, walk->counts), from = -1;
+    size_t n_states = 0;
+    for (int i = 0; i < n_runs; i++) {
+        plan_run run = plan_run_at(plan, walk->counts, i);
+        const plan_stage *stage = &plan->stages[run.stage];
+        if (run.index == 0)
+            run_steps(walk, stage->once, stage->enter, &run, self);
+        if (from >= 0 && from != run.stage)
+            run_steps(walk, stage->enter, stage->begin, &run, self);
+        run_steps(walk, stage->begin, stage->end, &run, self);
+        if (plan_has_state(plan, &run))
+            read_run(walk, n_states++, self);
+        if (run.last)
+            run_steps(walk, stage->end, stage->leave, &run, self);
+        from = run.stage;
     }
     read_hidden(walk, self);
 }
@@ -124,8 +135,10 @@ static tl_status reserve(batch_span *spans, const run_item *items, size_t n_item
             .first_row = row,
             .n_rows = items[i].n_tokens,
             .first_position = sequence->length,
-            .window = sequence->window,
+            .window = items[i].kv->key.window,
+            .prefix_len = items[i].kv->key.prefix_len,
             .tokens = items[i].tokens,
+            .init_state = items[i].init_state,
             .tables = sequence->data,
             .table_stride = sequence->capacity,
         };
@@ -134,13 +147,28 @@ static tl_status reserve(batch_span *spans, const run_item *items, size_t n_item
     return TL_STATUS_OK;
 }
 
+/* Tokens that see each other must come together. */
+static tl_status check_prefix(const run_item *item)
+{
+    int64_t length = item->kv->sequence.length, prefix = item->kv->key.prefix_len;
+    if (length >= prefix || (length == 0 && (int64_t)item->n_tokens >= prefix))
+        return TL_STATUS_OK;
+    return tl_fail(TL_STATUS_INVALID,
+                   "prefix_len is %lld: the first %lld tokens see each other and must come in one "
+                   "call; %lld are there and %zu came",
+                   (long long)prefix, (long long)prefix, (long long)length, item->n_tokens);
+}
+
 static tl_status check_batch(const run_pass *pass, const run_item *items, size_t n_items)
 {
     size_t rows = 0;
     for (size_t i = 0; i < n_items; i++) {
+        cache_key key = items[i].kv->key, first = items[0].kv->key;
         rows += items[i].n_tokens;
-        if (items[i].n_tokens == 0 || items[i].kv->key.loops != items[0].kv->key.loops)
+        if (items[i].n_tokens == 0 || key.loops != first.loops ||
+            key.inner_loops != first.inner_loops)
             return tl_fail(TL_STATUS_INTERNAL, "a batch has an empty item or different loops");
+        TL_TRY(check_prefix(&items[i]));
     }
     if (rows > pass->max_rows)
         return tl_fail(TL_STATUS_INTERNAL, "a batch of %zu rows in a pass of %zu", rows,
@@ -158,7 +186,7 @@ tl_status run_forward(run_pass *pass, const run_item *items, size_t n_items)
     tl_status status = reserve(spans, items, n_items);
     if (status == TL_STATUS_OK) {
         const backend_ops *backend = pass->model->backend;
-        walk walk = {pass, items, spans, n_items, items[0].kv->key.loops};
+        walk walk = {pass, items, spans, n_items, key_loop_counts(items[0].kv->key)};
         backend->pass_begin(pass->backend, spans, n_items);
         backend->run(pass->model->weights, walk_plan, &walk);
         for (size_t i = 0; i < n_items; i++)
@@ -181,6 +209,10 @@ tl_status run_tokens(run_pass *pass, const run_item *item, counter counter)
             part.hidden += done * hidden;
         if (part.states != NULL)
             part.states += done * hidden;
+        if (part.exits != NULL)
+            part.exits += done;
+        if (part.init_state != NULL)
+            part.init_state += done * hidden;
         TL_TRY(run_forward(pass, &part, 1));
         engine_count(pass->model, counter, part.n_tokens);
         done += part.n_tokens;

@@ -31,8 +31,15 @@ tl_status kv_cache_create(tl_kv_cache **out, tl_model *model, cache_key key)
     tl_kv_cache *kv = new_cache(model, key);
     if (kv == NULL)
         return TL_STATUS_NOMEM;
-    tl_status status = kv_sequence_init(&kv->sequence, model->kv, model->plane_classes,
-                                        plan_n_planes(&model->plan, key.loops), key.window);
+    loop_counts counts = key_loop_counts(key);
+    int n_runs = plan_n_runs(&model->plan, counts);
+    tl_status status = kv_sequence_init(&kv->sequence, model->kv, n_runs);
+    for (int i = 0; status == TL_STATUS_OK && i < n_runs; i++) {
+        plan_run run = plan_run_at(&model->plan, counts, i);
+        kv_plane *plane = &kv->sequence.planes[run.plane];
+        plane->class = run.stage;
+        plane->window = kv_narrower(key.window, run.window);
+    }
     return hand_over(out, kv, status);
 }
 

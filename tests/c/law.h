@@ -11,11 +11,16 @@ static inline size_t hidden_bytes(const tl_model *model)
     return (size_t)model->config.hidden_size * sizeof(float);
 }
 
-/* The first position that the cache must still have. */
-static inline int64_t first_held(const tl_kv_cache *kv)
+/* The first position that a plane must still have, and that it has. */
+static inline int64_t first_held(const tl_kv_cache *kv, int plane)
 {
-    int64_t window = kv->key.window, length = kv->sequence.length;
+    int64_t window = kv->sequence.planes[plane].window, length = kv->sequence.length;
     return window > 0 && length >= window ? length - window + 1 : 0;
+}
+
+static inline int64_t first_kept(const tl_kv_cache *kv, int plane)
+{
+    return (int64_t)kv->sequence.planes[plane].first_block * KV_BLOCK;
 }
 
 /* K and V of one position in one plane of both, all layers and heads. */
@@ -25,7 +30,7 @@ static inline bool same_position(const tl_kv_cache *a, const tl_kv_cache *b, int
     size_t element = layout.element_size, slot = (size_t)p % KV_BLOCK;
     const char *x = kv_sequence_table(&a->sequence, plane)[p / KV_BLOCK];
     const char *y = kv_sequence_table(&b->sequence, plane)[p / KV_BLOCK];
-    int stage = plan_plane_stage(&a->model->plan, plane);
+    int stage = a->sequence.planes[plane].class;
     for (size_t layer = 0; layer < (size_t)a->model->plan.stages[stage].n_layers; layer++) {
         for (size_t head = 0; head < layout.n_heads; head++) {
             size_t k = kv_k_offset(&layout, layer, head) + slot * element;
@@ -52,7 +57,7 @@ static inline bool same_positions(const tl_kv_cache *a, const tl_kv_cache *b, in
 static inline bool same_plane(const tl_kv_cache *a, const tl_kv_cache *b, int plane)
 {
     return a->sequence.length == b->sequence.length &&
-           same_positions(a, b, plane, first_held(a), a->sequence.length);
+           same_positions(a, b, plane, first_held(a, plane), a->sequence.length);
 }
 
 static inline bool same_kv(const tl_kv_cache *a, const tl_kv_cache *b)
@@ -66,13 +71,13 @@ static inline bool same_kv(const tl_kv_cache *a, const tl_kv_cache *b)
 /* Of different lengths: the positions that both still hold. */
 static inline bool same_common_kv(const tl_kv_cache *a, const tl_kv_cache *b)
 {
-    int64_t begin_a = (int64_t)a->sequence.first_block * KV_BLOCK;
-    int64_t begin_b = (int64_t)b->sequence.first_block * KV_BLOCK;
     int64_t end_a = a->sequence.length, end_b = b->sequence.length;
     bool same = a->sequence.n_planes == b->sequence.n_planes;
-    for (int plane = 0; same && plane < a->sequence.n_planes; plane++)
+    for (int plane = 0; same && plane < a->sequence.n_planes; plane++) {
+        int64_t begin_a = first_kept(a, plane), begin_b = first_kept(b, plane);
         same = same_positions(a, b, plane, begin_a > begin_b ? begin_a : begin_b,
                               end_a < end_b ? end_a : end_b);
+    }
     return same;
 }
 

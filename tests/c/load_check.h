@@ -1,4 +1,4 @@
-/* Loading files that are changed in one place: what test_file.c and test_config.c share. */
+/* Loading files that are changed in one place: what the tests of files and configurations share. */
 #ifndef TINYLOOP_LOAD_CHECK_H
 #define TINYLOOP_LOAD_CHECK_H
 
@@ -12,9 +12,8 @@ static inline void use_model(tl_model *model)
     CHECK_OK(tl_model_get_info(&info, model));
     float *logits = malloc(3 * (size_t)info.vocab_size * sizeof *logits);
     const int32_t tokens[3] = {0};
-    tl_cache_options options = TL_CACHE_OPTIONS_INIT;
-    options.loops = info.loops_min;
-    CHECK_OK(tl_model_logits(logits, model, tokens, 3, &options));
+    tl_cache_options options = tiny_key(model, info.loops_min, 0);
+    CHECK_OK(tl_model_logits(logits, model, tokens, 3, NULL, &options));
     free(logits);
 }
 
@@ -44,6 +43,64 @@ static inline tl_status load_with(tiny_file *file, size_t at, const void *bytes,
     tiny_seal_meta(file);
     return status;
 }
+
+/* ---- fields by name ---- */
+
+typedef struct config_field {
+    const char *name;
+    bool is_float;
+} config_field;
+
+static const config_field config_fields[] = {
+#define FIELD_I(name) {#name, false},
+#define FIELD_F(name) {#name, true},
+    CONFIG_FIELDS(FIELD_I, FIELD_F)
+#undef FIELD_I
+#undef FIELD_F
+};
+
+/* Its number; ends the program if no field has the name. */
+static inline size_t field_number(const char *name)
+{
+    for (size_t i = 0; i < CONFIG_N_FIELDS; i++)
+        if (strcmp(config_fields[i].name, name) == 0)
+            return i;
+    fprintf(stderr, "no field is named %s\n", name);
+    exit(2);
+}
+
+static inline void set_field(model_config *config, const char *name, double value)
+{
+    size_t i = field_number(name);
+    int64_t whole = config_fields[i].is_float ? 0 : (int64_t)value;
+    memcpy((char *)config + 8 * i, config_fields[i].is_float ? (void *)&value : (void *)&whole, 8);
+}
+
+/* A field and its value; a list of them ends with a NULL name. */
+typedef struct setting {
+    const char *name;
+    double value;
+} setting;
+
+static inline model_config config_with(const tiny_spec *spec, const setting *settings)
+{
+    model_config config = tiny_config(spec);
+    for (; settings->name != NULL; settings++)
+        set_field(&config, settings->name, settings->value);
+    return config;
+}
+
+/* A file of that configuration, with the tensors that it calls for. */
+static inline tiny_file *make_with(const tiny_spec *spec, const setting *settings)
+{
+    const model_config config = config_with(spec, settings);
+    tiny_file *file = tiny_plan_for(spec, &config);
+    tiny_fill(file);
+    tiny_seal(file);
+    return file;
+}
+
+/* ---- refusals ---- */
 
 static inline bool refused(tl_status status)
 {

@@ -116,15 +116,20 @@ static inline bool same_output(const output *a, const output *b)
 
 /* A model whose KV store has met every size of block, so that idle slabs no longer come or go;
  * small passes, so that 40 tokens take several. */
-static inline tl_model *load_warm(void)
+static inline tl_model *load_warm_spec(int spec)
 {
     tl_model_options options = tiny_options(2);
     options.prefill_chunk = WARM_CHUNK;
-    tl_model *model = tiny_load(&tiny_specs[0], &options);
+    tl_model *model = tiny_load(&tiny_specs[spec], &options);
     const int32_t prompt[] = {1, 2, 3};
     tl_generate_options generating = greedy(1);
     CHECK_OK(generate_plain(model, prompt, 3, &generating).status);
     return model;
+}
+
+static inline tl_model *load_warm(void)
+{
+    return load_warm_spec(0);
 }
 
 /* Bytes of the blocks that are in use. */

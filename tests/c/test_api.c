@@ -98,12 +98,15 @@ TEST(null_where_something_must_be)
     CHECK_NULL("name", tl_model_blob(&data, &n, t.model, NULL));
     CHECK_NULL("counters", tl_model_get_counters(NULL, t.model));
     CHECK_NULL("model", tl_model_get_counters(&counters, NULL));
-    CHECK_NULL("logits", tl_model_logits(NULL, t.model, tokens, 3, NULL));
-    CHECK_NULL("model", tl_model_logits(numbers, NULL, tokens, 3, NULL));
-    CHECK_NULL("tokens", tl_model_logits(numbers, t.model, NULL, 3, NULL));
-    CHECK_NULL("states", tl_model_states(NULL, t.model, tokens, 3, NULL));
-    CHECK_NULL("model", tl_model_states(numbers, NULL, tokens, 3, NULL));
-    CHECK_NULL("tokens", tl_model_states(numbers, t.model, NULL, 3, NULL));
+    CHECK_NULL("logits", tl_model_logits(NULL, t.model, tokens, 3, NULL, NULL));
+    CHECK_NULL("model", tl_model_logits(numbers, NULL, tokens, 3, NULL, NULL));
+    CHECK_NULL("tokens", tl_model_logits(numbers, t.model, NULL, 3, NULL, NULL));
+    CHECK_NULL("states", tl_model_states(NULL, t.model, tokens, 3, NULL, NULL));
+    CHECK_NULL("model", tl_model_states(numbers, NULL, tokens, 3, NULL, NULL));
+    CHECK_NULL("tokens", tl_model_states(numbers, t.model, NULL, 3, NULL, NULL));
+    CHECK_NULL("logits", tl_model_exit_logits(NULL, t.model, tokens, 3, NULL));
+    CHECK_NULL("model", tl_model_exit_logits(numbers, NULL, tokens, 3, NULL));
+    CHECK_NULL("tokens", tl_model_exit_logits(numbers, t.model, NULL, 3, NULL));
     CHECK_NULL("out", tl_kv_cache_create(NULL, t.model, NULL));
     CHECK_NULL("model", tl_kv_cache_create(OUT(tl_kv_cache), NULL, NULL));
     CHECK_NULL("out", tl_kv_cache_clone(NULL, t.kv));
@@ -290,6 +293,7 @@ static tl_status stream_and_release(tl_model *model, const tl_generate_options *
 TEST(options_of_other_versions)
 {
     things t = make_things();
+    tl_model *gated = tiny_load(&tiny_specs[TINY_OURO], NULL);
     float numbers[6 * VOCAB];
     int32_t out[128];
     int64_t length;
@@ -302,9 +306,11 @@ TEST(options_of_other_versions)
     CHECK_OPTIONS_SIZE(tl_cache_options, TL_CACHE_OPTIONS_INIT,
                        build_and_release(t.model, options));
     CHECK_OPTIONS_SIZE(tl_cache_options, TL_CACHE_OPTIONS_INIT,
-                       tl_model_logits(numbers, t.model, tokens, 3, options));
+                       tl_model_logits(numbers, t.model, tokens, 3, NULL, options));
     CHECK_OPTIONS_SIZE(tl_cache_options, TL_CACHE_OPTIONS_INIT,
-                       tl_model_states(numbers, t.model, tokens, 3, options));
+                       tl_model_states(numbers, t.model, tokens, 3, NULL, options));
+    CHECK_OPTIONS_SIZE(tl_cache_options, TL_CACHE_OPTIONS_INIT,
+                       tl_model_exit_logits(numbers, gated, tokens, 3, options));
     CHECK_OPTIONS_SIZE(tl_cache_options, TL_CACHE_OPTIONS_INIT,
                        tl_prefix_pool_register(&length, t.pool, t.model, tokens, 3, options));
     CHECK_OPTIONS_SIZE(tl_generate_options, TL_GENERATE_OPTIONS_INIT,
@@ -316,7 +322,69 @@ TEST(options_of_other_versions)
                        tl_prefix_pool_generate(out, 128, &n, t.pool, t.model, tokens, 3, options));
     CHECK_OPTIONS_SIZE(tl_generate_options, TL_GENERATE_OPTIONS_INIT,
                        stream_and_release(t.model, options));
+    tl_model_release(gated);
     release_things(&t);
+}
+
+/* What is reserved in today's structs is some later version's: only 0 is known. */
+TEST(reserved_fields_are_zero)
+{
+    things t = make_things();
+    float numbers[6 * VOCAB];
+    int32_t token;
+    int64_t length;
+    size_t n;
+    static const int32_t values[] = {1, -1, INT32_MIN};
+#define CHECK_RESERVED(TYPE, CALL)                                                                 \
+    do {                                                                                           \
+        if (CHECK_STATUS(CALL, TL_STATUS_UNSUPPORTED))                                             \
+            CHECK_STR_HAS(tl_last_error(), TYPE ".reserved is");                                   \
+    } while (0)
+    for (size_t i = 0; i < 3; i++) {
+        tl_cache_options key = TL_CACHE_OPTIONS_INIT;
+        tl_generate_options o = greedy(1);
+        key.reserved = o.reserved = values[i];
+        CHECK_RESERVED("tl_cache_options", create_kv_and_release(t.model, &key));
+        CHECK_RESERVED("tl_cache_options", build_and_release(t.model, &key));
+        CHECK_RESERVED("tl_cache_options",
+                       tl_model_logits(numbers, t.model, tokens, 3, NULL, &key));
+        CHECK_RESERVED("tl_cache_options",
+                       tl_model_states(numbers, t.model, tokens, 3, NULL, &key));
+        CHECK_RESERVED("tl_cache_options",
+                       tl_model_exit_logits(numbers, t.model, tokens, 3, &key));
+        CHECK_RESERVED("tl_cache_options",
+                       tl_prefix_pool_register(&length, t.pool, t.model, tokens, 3, &key));
+        CHECK_RESERVED("tl_generate_options",
+                       tl_generate(&token, 1, &n, t.model, tokens, 3, &o));
+        CHECK_RESERVED(
+            "tl_generate_options",
+            tl_generate_from_prefix_cache(&token, 1, &n, t.model, t.cache, tokens, 3, &o));
+        CHECK_RESERVED("tl_generate_options",
+                       tl_prefix_pool_generate(&token, 1, &n, t.pool, t.model, tokens, 3, &o));
+        CHECK_RESERVED("tl_generate_options", stream_and_release(t.model, &o));
+    }
+#undef CHECK_RESERVED
+    release_things(&t);
+}
+
+/* The INIT macros list their fields by place. */
+TEST(init_macros_hold_the_defaults)
+{
+    const tl_model_options m = TL_MODEL_OPTIONS_INIT;
+    CHECK(m.size == sizeof m && m.max_seq_len == 2048 && m.device == TL_DEVICE_AUTO);
+    CHECK(m.kv_mode == TL_KV_MODE_DEFAULT && m.threads == 0 && m.verify == 0);
+    CHECK(m.has_init_scale == 0 && m.prefill_chunk == 0 && m.init_scale == 0 && m.init_seed == 0);
+    const tl_cache_options c = TL_CACHE_OPTIONS_INIT;
+    CHECK(c.size == sizeof c && c.loops == 0 && c.cache_window == 0 && c.inner_loops == 0);
+    CHECK(c.prefix_len == 0 && c.has_prefix_len == 0 && c.reserved == 0);
+    const tl_generate_options g = TL_GENERATE_OPTIONS_INIT;
+    CHECK(g.size == sizeof g && g.max_tokens == 128 && g.loops == 0 && g.inner_loops == 0);
+    CHECK(g.cache_window == 0 && g.prefix_len == 0 && g.has_prefix_len == 0 && g.reserved == 0);
+    CHECK(g.top_k == 50 && g.temperature == 1 && g.top_p == 1 && g.min_p == 0);
+    CHECK(g.repetition_penalty == 1 && g.seed == 0 && g.has_seed == 0 && g.has_stop_tokens == 0);
+    CHECK(g.stop_tokens == NULL && g.n_stop_tokens == 0 && g.on_token == NULL && g.user == NULL);
+    const tl_prefix_pool_options p = TL_PREFIX_POOL_OPTIONS_INIT;
+    CHECK(p.size == sizeof p && p.capacity == 16);
 }
 
 /* A longer struct of a newer program: its tail is cleared, its size stays. */
@@ -458,8 +526,9 @@ TEST(a_closed_model)
         if (CHECK_STATUS(CALL, TL_STATUS_CLOSED))                                                  \
             CHECK_STR_HAS(tl_last_error(), FUNCTION);                                              \
     } while (0)
-    CHECK_CLOSED("tl_model_logits", tl_model_logits(numbers, t.model, tokens, 3, NULL));
-    CHECK_CLOSED("tl_model_states", tl_model_states(numbers, t.model, tokens, 3, NULL));
+    CHECK_CLOSED("tl_model_logits", tl_model_logits(numbers, t.model, tokens, 3, NULL, NULL));
+    CHECK_CLOSED("tl_model_states", tl_model_states(numbers, t.model, tokens, 3, NULL, NULL));
+    CHECK_CLOSED("tl_model_exit_logits", tl_model_exit_logits(numbers, t.model, tokens, 3, NULL));
     CHECK_CLOSED("tl_kv_cache_create", create_kv_and_release(t.model, NULL));
     CHECK_CLOSED("tl_decode_with_kv_cache_capture",
                  tl_decode_with_kv_cache_capture(numbers, t.kv, tokens, 3));

@@ -1,4 +1,4 @@
-/* Values of arguments and settings: ranges, edges, contradictions, warnings. */
+/* Values of arguments: ranges, edges, contradictions. */
 #include "outputs.h"
 
 #include <float.h>
@@ -21,9 +21,9 @@ static tl_model *load(void)
 
 /* ---- loading ---- */
 
-static tl_status load_with(const tl_model_options *options)
+static tl_status load_with(int spec, const tl_model_options *options)
 {
-    tiny_file *file = tiny_make(&tiny_specs[1]);
+    tiny_file *file = tiny_make(&tiny_specs[spec]);
     tl_model *model;
     tl_status status = tiny_load_bytes(&model, file->bytes, file->size, options);
     tl_model_release(model);
@@ -31,14 +31,16 @@ static tl_status load_with(const tl_model_options *options)
     return status;
 }
 
-#define CHECK_MODEL_OPTION(FIELD, VALUE, STATUS)                                                   \
+#define CHECK_OPTION_OF(SPEC, FIELD, VALUE, STATUS)                                                   \
     do {                                                                                           \
         tl_model_options options = tiny_options(1);                                                \
         options.has_init_scale = 1;                                                                \
         options.FIELD = (VALUE);                                                                   \
-        if (CHECK_STATUS(load_with(&options), STATUS) && (STATUS) != TL_STATUS_OK)                 \
+        if (CHECK_STATUS(load_with(SPEC, &options), STATUS) && (STATUS) != TL_STATUS_OK)                 \
             CHECK_STR_HAS(tl_last_error(), (STATUS) == TL_STATUS_INVALID ? #FIELD : "device");     \
     } while (0)
+
+#define CHECK_MODEL_OPTION(FIELD, VALUE, STATUS) CHECK_OPTION_OF(1, FIELD, VALUE, STATUS)
 
 TEST(model_options)
 {
@@ -61,11 +63,64 @@ TEST(model_options)
     CHECK_MODEL_OPTION(prefill_chunk, -1, TL_STATUS_INVALID);
     CHECK_MODEL_OPTION(prefill_chunk, 4097, TL_STATUS_INVALID);
     CHECK_MODEL_OPTION(prefill_chunk, 4096, TL_STATUS_OK);
-    /* no kind that this version runs starts from a random state */
-    CHECK_MODEL_OPTION(init_scale, 1e6, TL_STATUS_OK);
-    CHECK_MODEL_OPTION(init_scale, NAN, TL_STATUS_OK);
-    CHECK_MODEL_OPTION(init_seed, UINT64_MAX, TL_STATUS_OK);
-    CHECK_OK(load_with(NULL));
+    CHECK_OK(load_with(1, NULL));
+}
+
+/* Only a model that starts from a random state looks at its scale. */
+TEST(init_scales)
+{
+    static const double bad[] = {NAN, INFINITY, -INFINITY, -1, -DBL_TRUE_MIN};
+    for (int i = 0; i < 5; i++) {
+        CHECK_OPTION_OF(TINY_HUGINN, init_scale, bad[i], TL_STATUS_INVALID);
+        CHECK_OPTION_OF(1, init_scale, bad[i], TL_STATUS_OK);
+        CHECK_OPTION_OF(TINY_HRM, init_scale, bad[i], TL_STATUS_OK);
+        tl_model_options options = tiny_options(1);
+        options.init_scale = bad[i]; /* not stated: the file's */
+        CHECK_OK(load_with(TINY_HUGINN, &options));
+    }
+    CHECK_OPTION_OF(TINY_HUGINN, init_scale, 0, TL_STATUS_OK);
+    CHECK_OPTION_OF(TINY_HUGINN, init_scale, DBL_MAX, TL_STATUS_OK);
+    CHECK_OPTION_OF(TINY_HUGINN, init_seed, UINT64_MAX, TL_STATUS_OK);
+}
+
+enum { MAX_LOGITS = 6 * VOCAB };
+
+/* The logits of the tokens in a model that starts from `scale` times noise of a seed; NAN: from
+ * what the file says. */
+static void logits_with(float *logits, int spec, double scale, uint64_t seed)
+{
+    tl_model_options options = tiny_options(1);
+    options.has_init_scale = !isnan(scale);
+    options.init_scale = scale;
+    options.init_seed = seed;
+    tl_model *model = tiny_load(&tiny_specs[spec], &options);
+    memset(logits, 0, MAX_LOGITS * sizeof *logits);
+    CHECK_OK(tl_model_logits(logits, model, tokens, 6, NULL, NULL));
+    tl_model_release(model);
+}
+
+TEST(init_scale_and_seed_change_noise_alone)
+{
+    float first[MAX_LOGITS], other[MAX_LOGITS];
+    for (int spec = 0; spec < TINY_N_SPECS; spec++) {
+        if (spec == TINY_LARGE || tiny_specs[spec].vocab < 10)
+            continue;
+        bool noise = tiny_config(&tiny_specs[spec]).state_init == STATE_INIT_NOISE;
+        static const struct {
+            double scale;
+            uint64_t seed;
+            bool differs;
+        } ways[] = {{1, 0, false},  {NAN, 1, true},          {0.5, 0, true},
+                    {0, 0, true},   {NAN, 1ull << 32, true}, {NAN, UINT64_MAX, true}};
+        logits_with(first, spec, NAN, 0);
+        for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+            logits_with(other, spec, ways[i].scale, ways[i].seed);
+            CHECK_EQ(memcmp(first, other, sizeof first) != 0, noise && ways[i].differs);
+        }
+        logits_with(first, spec, 0, 0); /* no noise at all has no seed */
+        logits_with(other, spec, 0, 7);
+        CHECK_MEM_EQ(first, other, sizeof first);
+    }
 }
 
 TEST(what_a_model_says_of_itself)
@@ -92,6 +147,38 @@ TEST(what_a_model_says_of_itself)
     tl_model_release(model);
 }
 
+static tl_model_info info_of(int spec)
+{
+    tl_model *model = tiny_load(&tiny_specs[spec], NULL);
+    tl_model_info info = {.size = sizeof info};
+    CHECK_OK(tl_model_get_info(&info, model));
+    tl_model_release(model);
+    return info;
+}
+
+TEST(what_kinds_of_models_say_of_themselves)
+{
+    tl_model_info plain = info_of(4), looped = info_of(0), nested = info_of(TINY_HRM);
+    CHECK_EQ(plain.loops_default, 1);
+    CHECK_EQ(plain.inner_loops_default, 0);
+    CHECK_EQ(plain.n_states_default, 1);
+    CHECK_EQ(plain.two_sided_prefix, 0);
+    CHECK_EQ(plain.kv_bytes_loop, 0);
+    CHECK_EQ(looped.loops_default, 2);
+    CHECK_EQ(looped.inner_loops_default, 0);
+    CHECK_EQ(looped.n_states_default, 2);
+    CHECK_EQ(looped.two_sided_prefix, 0);
+    CHECK_EQ(nested.loops_default, 2);
+    CHECK_EQ(nested.inner_loops_default, 2);
+    CHECK_EQ(nested.n_states_default, 2 * (2 + 1));
+    CHECK_EQ(nested.loops_min, 1);
+    CHECK_EQ(nested.loops_max, 1024);
+    CHECK_EQ(nested.two_sided_prefix, 1);
+    CHECK_EQ(nested.kv_bytes_fixed, 0);
+    /* two KV heads of 10 channels, V padded to 16; one low layer twice, one high layer */
+    CHECK_EQ(nested.kv_bytes_loop, 3 * 2 * 26 * 2);
+}
+
 /* ---- tokens, loops, windows ---- */
 
 /* Every function that takes tokens; each must refuse the same. */
@@ -108,8 +195,9 @@ static void check_tokens_refused(tl_model *model, const int32_t *t, size_t n, co
     tl_stream *stream;
     tl_generate_options o = greedy(1);
     REQUIRE_OK(tl_kv_cache_create(&kv, model, NULL));
-    CHECK_INVALID(tl_model_logits(logits, model, t, n, NULL), part);
-    CHECK_INVALID(tl_model_states(logits, model, t, n, NULL), part);
+    CHECK_INVALID(tl_model_logits(logits, model, t, n, NULL, NULL), part);
+    CHECK_INVALID(tl_model_states(logits, model, t, n, NULL, NULL), part);
+    CHECK_INVALID(tl_model_exit_logits(logits, model, t, n, NULL), part);
     CHECK_INVALID(tl_decode_with_kv_cache_capture(numbers, kv, t, n), part);
     CHECK_INVALID(tl_generate(&token, 1, &n_out, model, t, n, &o), part);
     CHECK_INVALID(tl_build_prefix_cache(&cache, model, t, n, NULL), part);
@@ -158,25 +246,25 @@ TEST(loops_and_windows)
     static const int64_t bad_loops[] = {-1, 1025, INT64_MIN, INT64_MAX};
     tl_kv_cache *kv;
     for (int i = 0; i < 4; i++) {
-        const tl_cache_options key = {sizeof key, bad_loops[i], 0};
+        const tl_cache_options key = {.size = sizeof key, .loops = bad_loops[i]};
         tl_generate_options options = greedy(1);
         options.loops = bad_loops[i];
         CHECK_INVALID(tl_kv_cache_create(&kv, model, &key), "loops");
         CHECK_STR_HAS(tl_last_error(), "1 to 1024");
         CHECK_EQ(generate_plain(model, tokens, 3, &options).status, TL_STATUS_INVALID);
     }
-    tl_cache_options key = {sizeof key, 2, 0};
+    tl_cache_options key = {.size = sizeof key, .loops = 2};
     CHECK_INVALID(tl_kv_cache_create(&kv, plain, &key), "loops is 2");
     static const int64_t bad_windows[] = {-1, INT64_MIN};
     for (int i = 0; i < 2; i++) {
-        key = (tl_cache_options){sizeof key, 0, bad_windows[i]};
+        key = (tl_cache_options){.size = sizeof key, .cache_window = bad_windows[i]};
         tl_generate_options options = greedy(1);
         options.cache_window = bad_windows[i];
         CHECK_INVALID(tl_kv_cache_create(&kv, model, &key), "cache_window");
         CHECK_EQ(generate_plain(model, tokens, 3, &options).status, TL_STATUS_INVALID);
         CHECK_STR_HAS(tl_last_error(), "cache_window");
     }
-    key = (tl_cache_options){sizeof key, 1024, INT64_MAX};
+    key = (tl_cache_options){.size = sizeof key, .loops = 1024, .cache_window = INT64_MAX};
     float hidden[20];
     REQUIRE_OK(tl_kv_cache_create(&kv, model, &key));
     CHECK_OK(tl_decode_with_kv_cache_capture(hidden, kv, tokens, 3));
@@ -184,6 +272,136 @@ TEST(loops_and_windows)
     tl_model_release(model);
     tl_model_release(plain);
 }
+
+#define CHECK_KEY(MODEL, KEY, STATUS, PART)                                                        \
+    do {                                                                                           \
+        tl_generate_options checked_options = greedy(1);                                           \
+        tiny_set_key(&checked_options, &(KEY));                                                    \
+        tl_kv_cache *checked;                                                                      \
+        if (CHECK_STATUS(tl_kv_cache_create(&checked, MODEL, &(KEY)), STATUS) &&                   \
+            (STATUS) != TL_STATUS_OK)                                                              \
+            CHECK_STR_HAS(tl_last_error(), PART);                                                  \
+        tl_kv_cache_release(checked);                                                              \
+        CHECK_EQ(generate_plain(MODEL, tokens, 3, &checked_options).status, STATUS);               \
+        if ((STATUS) != TL_STATUS_OK)                                                              \
+            CHECK_STR_HAS(tl_last_error(), PART);                                                  \
+    } while (0)
+
+TEST(inner_loops)
+{
+    tl_model *flat = load(), *plain = tiny_load(&tiny_specs[4], NULL);
+    tl_model *nested = tiny_load(&tiny_specs[TINY_HRM], NULL);
+    static const int64_t inner_of_flat[] = {1, -1, INT64_MIN, INT64_MAX};
+    for (int i = 0; i < 4; i++) {
+        tl_cache_options key = {.size = sizeof key, .inner_loops = inner_of_flat[i]};
+        CHECK_KEY(flat, key, TL_STATUS_INVALID, "inner_loops");
+        CHECK_KEY(plain, key, TL_STATUS_INVALID, "inner_loops");
+        key.loops = 2;
+        CHECK_KEY(flat, key, TL_STATUS_INVALID, "inner_loops");
+    }
+    static const struct {
+        int64_t loops, inner;
+        tl_status status;
+        const char *part;
+    } pairs[] = {
+        {0, 0, TL_STATUS_OK, NULL},
+        {1, 1, TL_STATUS_OK, NULL},
+        {3, 1, TL_STATUS_OK, NULL},
+        {1, 1024, TL_STATUS_OK, NULL},
+        {2, 0, TL_STATUS_INVALID, "give both"},
+        {0, 2, TL_STATUS_INVALID, "give both"},
+        {0, -1, TL_STATUS_INVALID, "give both"},
+        {-1, 1, TL_STATUS_INVALID, "loops is -1"},
+        {1025, 1, TL_STATUS_INVALID, "loops is 1025"},
+        {INT64_MAX, 1, TL_STATUS_INVALID, "loops is"},
+        {1, -1, TL_STATUS_INVALID, "inner_loops is -1"},
+        {1, 1025, TL_STATUS_INVALID, "inner_loops is 1025"},
+        {1, INT64_MAX, TL_STATUS_INVALID, "inner_loops is"},
+        {1024, 1024, TL_STATUS_INVALID, "65536 runs"},
+        {1024, 64, TL_STATUS_INVALID, "65536 runs"},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const tl_cache_options key = {
+            .size = sizeof key, .loops = pairs[i].loops, .inner_loops = pairs[i].inner};
+        CHECK_KEY(nested, key, pairs[i].status, pairs[i].part);
+    }
+    const tl_cache_options most = {.size = sizeof most, .loops = 1024, .inner_loops = 63};
+    tl_kv_cache *kv; /* 65536 runs; to run them would take long */
+    CHECK_OK(tl_kv_cache_create(&kv, nested, &most));
+    tl_kv_cache_release(kv);
+    tl_model_release(flat);
+    tl_model_release(plain);
+    tl_model_release(nested);
+}
+
+TEST(prefix_lengths)
+{
+    tl_model *causal = load(), *two_sided = tiny_load(&tiny_specs[TINY_HRM], NULL);
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 257}; /* max_seq_len 256 */
+    tl_cache_options key = {.size = sizeof key, .has_prefix_len = 1};
+    CHECK_KEY(causal, key, TL_STATUS_OK, NULL);
+    CHECK_KEY(two_sided, key, TL_STATUS_OK, NULL);
+    for (int i = 0; i < 4; i++) {
+        key.prefix_len = bad[i];
+        key.has_prefix_len = 1;
+        CHECK_KEY(causal, key, TL_STATUS_INVALID, "it takes 0");
+        CHECK_KEY(two_sided, key, TL_STATUS_INVALID, "prefix_len is");
+        key.has_prefix_len = 0; /* then nobody looks at it */
+        CHECK_KEY(causal, key, TL_STATUS_OK, NULL);
+        CHECK_KEY(two_sided, key, TL_STATUS_OK, NULL);
+    }
+    key.has_prefix_len = key.prefix_len = 1;
+    CHECK_KEY(causal, key, TL_STATUS_INVALID, "it takes 0");
+    static float logits[3 * VOCAB];
+    for (key.prefix_len = 0; key.prefix_len <= 4; key.prefix_len++) { /* of 3 tokens */
+        tl_status want = key.prefix_len <= 3 ? TL_STATUS_OK : TL_STATUS_INVALID;
+        tl_generate_options options = greedy(1);
+        tiny_set_key(&options, &key);
+        CHECK_STATUS(tl_model_logits(logits, two_sided, tokens, 3, NULL, &key), want);
+        CHECK_EQ(generate_plain(two_sided, tokens, 3, &options).status, want);
+    }
+    CHECK_STR_HAS(tl_last_error(), "prefix_len is 4");
+    CHECK_STR_HAS(tl_last_error(), "0 to the number of tokens, 3");
+    tl_model_release(causal);
+    tl_model_release(two_sided);
+}
+
+/* ---- what only some kinds of models have ---- */
+
+TEST(initial_states)
+{
+    static float state[6 * 20], numbers[6 * 6 * VOCAB];
+    for (int spec = 0; spec < TINY_N_SPECS; spec++) {
+        if (spec == TINY_LARGE || tiny_specs[spec].vocab < 10)
+            continue;
+        const model_config c = tiny_config(&tiny_specs[spec]);
+        bool has_state = c.inject != INJECT_NONE && c.schedule == SCHEDULE_FLAT;
+        tl_model *model = tiny_load(&tiny_specs[spec], NULL);
+        tl_status want = has_state ? TL_STATUS_OK : TL_STATUS_INVALID;
+        CHECK_STATUS(tl_model_logits(numbers, model, tokens, 6, state, NULL), want);
+        if (!has_state)
+            CHECK_STR_HAS(tl_last_error(), "init_state");
+        CHECK_STATUS(tl_model_states(numbers, model, tokens, 6, state, NULL), want);
+        tl_model_release(model);
+    }
+}
+
+TEST(exit_gates)
+{
+    static float numbers[6 * 6];
+    for (int spec = 0; spec < TINY_N_SPECS; spec++) {
+        if (tiny_specs[spec].vocab < 10)
+            continue;
+        tl_model *model = tiny_load(&tiny_specs[spec], NULL);
+        tl_status status = tl_model_exit_logits(numbers, model, tokens, 6, NULL);
+        CHECK_EQ(status, spec == TINY_OURO ? TL_STATUS_OK : TL_STATUS_INVALID);
+        if (status != TL_STATUS_OK)
+            CHECK_STR_HAS(tl_last_error(), "exit gate");
+        tl_model_release(model);
+    }
+}
+
+/* ---- sequences ---- */
 
 TEST(sequences)
 {
@@ -284,7 +502,7 @@ TEST(the_capacity_of_the_output)
 TEST(a_prefix_cache_for_something_else)
 {
     tl_model *model = load(), *twin = load();
-    const tl_cache_options key = {sizeof key, 3, 7};
+    const tl_cache_options key = {.size = sizeof key, .loops = 3, .cache_window = 7};
     tl_prefix_cache *cache;
     REQUIRE_OK(tl_build_prefix_cache(&cache, model, tokens, 3, &key));
     tl_generate_options options = greedy(3);
@@ -318,161 +536,4 @@ TEST(pool_capacities)
         tl_prefix_pool *pool;
         CHECK_INVALID(tl_prefix_pool_create(&pool, &options), "capacity");
     }
-}
-
-/* ---- the log ---- */
-
-typedef struct heard {
-    int n;
-    int32_t level;
-    char message[300];
-} heard;
-
-static void hear(void *user, int32_t level, const char *message)
-{
-    heard *h = user;
-    h->n++;
-    h->level = level;
-    snprintf(h->message, sizeof h->message, "%s", message);
-}
-
-TEST(one_warning_above_the_trained_loops)
-{
-    heard h = {0};
-    tiny_spec spec = TINY_SPEC;
-    spec.loops_max_trained = 4;
-    tl_model *model = tiny_load(&spec, NULL);
-    tl_generate_options options = greedy(1);
-    tl_set_log_callback(hear, &h);
-    options.loops = 4;
-    CHECK_OK(generate_plain(model, tokens, 3, &options).status);
-    CHECK_EQ(h.n, 0);
-    options.loops = 5;
-    for (int i = 0; i < 3; i++) {
-        CHECK_OK(generate_plain(model, tokens, 3, &options).status);
-        CHECK_EQ(h.n, 1);
-    }
-    CHECK_EQ(h.level, TL_LOG_WARNING);
-    CHECK_STR_HAS(h.message, "loops 5");
-    CHECK_STR_HAS(h.message, "4");
-    tl_model_release(model);
-    model = tiny_load(&spec, NULL); /* another model warns anew */
-    CHECK_OK(generate_plain(model, tokens, 3, &options).status);
-    CHECK_EQ(h.n, 2);
-    tl_model_release(model);
-    tl_set_log_callback(NULL, NULL);
-    model = tiny_load(&spec, NULL); /* to nobody */
-    CHECK_OK(generate_plain(model, tokens, 3, &options).status);
-    CHECK_EQ(h.n, 2);
-    tl_model_release(model);
-}
-
-static void hear_once(void *user, int32_t level, const char *message)
-{
-    tl_set_log_callback(NULL, NULL); /* no lock is held that this would wait for */
-    hear(user, level, message);
-}
-
-TEST(a_log_callback_may_call_the_library)
-{
-    heard h = {0};
-    tiny_spec spec = TINY_SPEC;
-    spec.max_positions = 10;
-    tl_set_log_callback(hear_once, &h);
-    for (int i = 0; i < 2; i++)
-        tl_model_release(tiny_load(&spec, NULL));
-    CHECK_EQ(h.n, 1);
-}
-
-TEST(one_warning_above_the_trained_positions)
-{
-    heard h = {0};
-    tiny_spec spec = TINY_SPEC;
-    spec.max_positions = 256;
-    tl_set_log_callback(hear, &h);
-    tl_model_release(tiny_load(&spec, NULL));
-    CHECK_EQ(h.n, 0);
-    spec.max_positions = 255;
-    tl_model *model = tiny_load(&spec, NULL);
-    CHECK_EQ(h.n, 1);
-    CHECK_EQ(h.level, TL_LOG_WARNING);
-    CHECK_STR_HAS(h.message, "max_seq_len 256");
-    CHECK_STR_HAS(h.message, "255");
-    tl_generate_options options = greedy(3);
-    CHECK_OK(generate_plain(model, tokens, 3, &options).status);
-    CHECK_EQ(h.n, 1);
-    tl_model_release(model);
-    spec.max_positions = 0; /* unknown */
-    tl_model_release(tiny_load(&spec, NULL));
-    CHECK_EQ(h.n, 1);
-    tl_set_log_callback(NULL, NULL);
-}
-
-/* ---- the environment ---- */
-
-typedef struct setting {
-    const char *first, *second; /* NAME=VALUE, or NULL */
-    int32_t kv_mode;
-    tl_status status;
-    const char *named[2]; /* in the message */
-} setting;
-
-static const setting settings[] = {
-    {NULL, NULL, 0, TL_STATUS_OK, {NULL, NULL}},
-    {"TINYLOOP_KV_H_MODE=", "TINYLOOP_KV_INT8=0", 0, TL_STATUS_OK, {NULL, NULL}},
-    {"TINYLOOP_KV_ANYTHING=0", NULL, TL_KV_MODE_FP32, TL_STATUS_OK, {NULL, NULL}},
-    {"TINYLOOP_KV_H_MODE=1", NULL, 0, TL_STATUS_UNSUPPORTED, {"TINYLOOP_KV_H_MODE", NULL}},
-    {"TINYLOOP_KV_INT8=1", NULL, 0, TL_STATUS_UNSUPPORTED, {"TINYLOOP_KV_INT8", NULL}},
-    {"TINYLOOP_KV_INT4=yes", NULL, 0, TL_STATUS_UNSUPPORTED, {"TINYLOOP_KV_INT4", NULL}},
-    {"TINYLOOP_KV_INT4=00", NULL, 0, TL_STATUS_UNSUPPORTED, {"TINYLOOP_KV_INT4", NULL}},
-    {"TINYLOOP_KV_INT16=1", NULL, 0, TL_STATUS_INVALID, {"TINYLOOP_KV_INT16", "INT8"}},
-    {"TINYLOOP_KV_=1", NULL, 0, TL_STATUS_INVALID, {"TINYLOOP_KV_", "INT8"}},
-    {"TINYLOOP_KV_INT8=1",
-     "TINYLOOP_KV_INT4=1",
-     0,
-     TL_STATUS_INVALID,
-     {"TINYLOOP_KV_INT8", "TINYLOOP_KV_INT4"}},
-    {"TINYLOOP_KV_H_MODE=1",
-     "TINYLOOP_KV_INT4=1",
-     0,
-     TL_STATUS_INVALID,
-     {"TINYLOOP_KV_H_MODE", "TINYLOOP_KV_INT4"}},
-    {"TINYLOOP_KV_INT8=1", NULL, TL_KV_MODE_FP16, TL_STATUS_INVALID, {"TINYLOOP_KV_INT8", "fp16"}},
-    {"TINYLOOP_KV_INT8=1", NULL, TL_KV_MODE_FP32, TL_STATUS_INVALID, {"TINYLOOP_KV_INT8", "fp32"}},
-    {"TINYLOOP_CPU_ISA=portable", NULL, 0, TL_STATUS_OK, {NULL, NULL}},
-    {"TINYLOOP_CPU_ISA=", NULL, 0, TL_STATUS_OK, {NULL, NULL}},
-    {"TINYLOOP_CPU_ISA=mmx", NULL, 0, TL_STATUS_INVALID, {"TINYLOOP_CPU_ISA=mmx", "portable"}},
-};
-
-/* Sets NAME=VALUE, or takes NAME away. */
-static void put(const char *text, bool there)
-{
-    if (text == NULL)
-        return;
-    char name[64];
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
-    if (there)
-        setenv(name, strchr(text, '=') + 1, 1);
-    else
-        unsetenv(name);
-}
-
-TEST(environment)
-{
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
-        const setting *s = &settings[i];
-        tl_model_options options = tiny_options(1);
-        options.kv_mode = s->kv_mode;
-        put(s->first, true);
-        put(s->second, true);
-        tl_status status = load_with(&options);
-        put(s->first, false);
-        put(s->second, false);
-        test_check(status == s->status, __FILE__, __LINE__, "%s: status %d",
-                   s->first ? s->first : "(nothing)", (int)status);
-        for (int n = 0; n < 2; n++)
-            if (s->named[n] != NULL)
-                CHECK_STR_HAS(tl_last_error(), s->named[n]);
-    }
-    CHECK_OK(load_with(NULL));
 }

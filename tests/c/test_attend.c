@@ -56,13 +56,24 @@ static void free_image(kv_memory_image *image)
     free(image);
 }
 
+/* Below 0 the window is a prefix of -window positions that see each other. */
+static attend_query visible(const float *q, float *out, int64_t position, int64_t window)
+{
+    int64_t prefix = window < 0 ? -window : 0;
+    return (attend_query){.q = q,
+                          .out = out,
+                          .first = window < 0 ? 0 : kv_first_visible(position, window),
+                          .last = position < prefix ? prefix - 1 : position};
+}
+
 static void exact_attention(double *out, const kv_memory_image *image, const float *q,
                             int64_t position, int64_t window)
 {
     size_t head_dim = image->layout.head_dim;
-    int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
+    attend_query query = visible(q, NULL, position, window);
+    int64_t first = query.first, last = query.last;
     double scores[N_POSITIONS], largest = -INFINITY, sum = 0;
-    for (int64_t p = first; p <= position; p++) {
+    for (int64_t p = first; p <= last; p++) {
         scores[p] = 0;
         for (size_t d = 0; d < head_dim; d++)
             scores[p] += (double)q[d] * image->k[p][d];
@@ -70,7 +81,7 @@ static void exact_attention(double *out, const kv_memory_image *image, const flo
     }
     for (size_t d = 0; d < head_dim; d++)
         out[d] = 0;
-    for (int64_t p = first; p <= position; p++) {
+    for (int64_t p = first; p <= last; p++) {
         double weight = exp(scores[p] - largest);
         sum += weight;
         for (size_t d = 0; d < head_dim; d++)
@@ -90,11 +101,10 @@ static void attend_in_tiles(const cpu_kernels *set, const kv_memory_image *image
         attend_query queries[CPU_ATTEND_QUERIES];
         size_t count = n - begin < tile ? n - begin : tile;
         for (size_t i = 0; i < count; i++)
-            queries[i] = (attend_query){q + (begin + i) * head_dim, out + (begin + i) * head_dim,
-                                        first + (int64_t)((begin + i) / group)};
+            queries[i] = visible(q + (begin + i) * head_dim, out + (begin + i) * head_dim,
+                                 first + (int64_t)((begin + i) / group), window);
         attend_args args = {.queries = queries,
                             .n_queries = count,
-                            .window = window,
                             .blocks = image->blocks,
                             .k_offset = kv_k_offset(&image->layout, 1, 1),
                             .v_offset = kv_v_offset(&image->layout, 1, 1),
@@ -149,6 +159,8 @@ static void check_attention_at(int32_t mode, size_t head_dim)
             kv_memory_image *image = make_image(mode, head_dim, n_written);
             for (size_t w = 0; w < sizeof windows / sizeof *windows; w++)
                 check_attention(image, firsts[f], group, windows[w]);
+            for (size_t seen = (size_t)firsts[f]; seen <= n_written; seen += 3)
+                check_attention(image, firsts[f], group, -(int64_t)seen); /* two-sided */
             free_image(image);
         }
     }

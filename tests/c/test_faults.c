@@ -46,6 +46,11 @@ static void make_prompt(int32_t *prompt)
     tiny_tokens(prompt, N_PROMPT + N_NEW, 50, 3);
 }
 
+/* The standard model and one of each other wiring. */
+static const int wirings[] = {0,           TINY_OURO,   TINY_HUGINN, TINY_OLMO,
+                              TINY_PARCAE, TINY_IQUEST, TINY_HRM};
+enum { N_WIRINGS = sizeof wirings / sizeof *wirings };
+
 TEST(load)
 {
     const int32_t end_ids[] = {1, 2};
@@ -75,14 +80,15 @@ TEST(load)
     }
 }
 
-TEST(generate)
+static void check_generate(int spec, int64_t max_tokens)
 {
     int64_t live = mem_live();
-    tl_model *model = load_warm();
-    int32_t prompt[N_PROMPT + N_NEW];
-    make_prompt(prompt);
-    tl_generate_options options = sampled(N_NEW, 1);
+    tl_model *model = load_warm_spec(spec);
+    int32_t prompt[N_PROMPT];
+    tiny_tokens(prompt, N_PROMPT, model->config.vocab_size, 3);
+    tl_generate_options options = sampled(max_tokens, 1);
     output want = generate_plain(model, prompt, N_PROMPT, &options);
+    CHECK_EQ(want.n, max_tokens);
     output streamed = generate_streamed(NULL, model, prompt, N_PROMPT, &options);
     CHECK_OUTPUT(streamed, &want);
     int64_t warm = mem_live(), n_failed = 0;
@@ -103,6 +109,12 @@ TEST(generate)
     CHECK_OUTPUT(generate_plain(model, prompt, N_PROMPT, &options), &want);
     tl_model_release(model);
     CHECK_EQ(mem_live(), live);
+}
+
+TEST(generate)
+{
+    for (int i = 0; i < N_WIRINGS; i++)
+        check_generate(wirings[i], i == 0 ? N_NEW : 2);
 }
 
 /* One failure anywhere after the request was taken must not show: the plain path follows. */
@@ -271,31 +283,55 @@ TEST(build_and_generate_from_prefix_caches)
     CHECK_EQ(mem_live(), live);
 }
 
-TEST(logits_and_states)
+/* Logits, from the model's own state and from a given one, states, and what the exit gate says. */
+enum { N_EVALUATIONS = 4, MAX_NUMBERS = N_PROMPT * 6 * 20 };
+
+typedef struct evaluations {
+    tl_status status[N_EVALUATIONS]; /* a model that has no such thing refuses */
+    float numbers[N_EVALUATIONS][MAX_NUMBERS];
+} evaluations;
+
+static void evaluate_all(evaluations *e, tl_model *model, const int32_t *prompt)
 {
-    tl_model *model = load_warm();
-    int32_t prompt[N_PROMPT + N_NEW];
-    make_prompt(prompt);
-    enum { N_LOGITS = N_PROMPT * 50, N_STATES = 2 * N_PROMPT * 20 };
-    static float want[N_LOGITS + N_STATES], got[N_LOGITS + N_STATES];
-    CHECK_OK(tl_model_logits(want, model, prompt, N_PROMPT, NULL));
-    CHECK_OK(tl_model_states(want + N_LOGITS, model, prompt, N_PROMPT, NULL));
-    int64_t warm = mem_live();
+    static const float state[N_PROMPT * 20];
+    memset(e, 0, sizeof *e);
+    e->status[0] = tl_model_logits(e->numbers[0], model, prompt, N_PROMPT, NULL, NULL);
+    e->status[1] = tl_model_logits(e->numbers[1], model, prompt, N_PROMPT, state, NULL);
+    e->status[2] = tl_model_states(e->numbers[2], model, prompt, N_PROMPT, NULL, NULL);
+    e->status[3] = tl_model_exit_logits(e->numbers[3], model, prompt, N_PROMPT, NULL);
+}
+
+static void check_evaluate(int spec)
+{
+    tl_model *model = load_warm_spec(spec);
+    int32_t prompt[N_PROMPT];
+    tiny_tokens(prompt, N_PROMPT, model->config.vocab_size, 3);
+    static evaluations want, got;
+    evaluate_all(&want, model, prompt);
+    CHECK_OK(want.status[0]);
+    CHECK_OK(want.status[2]);
+    int64_t warm = mem_live(), n_failed = 0;
     EACH_FAULT(n)
     {
-        tl_status logits, states;
-        WITH_FAULT(n, logits = tl_model_logits(got, model, prompt, N_PROMPT, NULL);
-                   states = tl_model_states(got + N_LOGITS, model, prompt, N_PROMPT, NULL));
-        CHECK(sound(logits));
-        CHECK(sound(states));
-        if (logits == TL_STATUS_OK)
-            CHECK_MEM_EQ(got, want, N_LOGITS * sizeof *got);
-        if (states == TL_STATUS_OK)
-            CHECK_MEM_EQ(got + N_LOGITS, want + N_LOGITS, N_STATES * sizeof *got);
+        WITH_FAULT(n, evaluate_all(&got, model, prompt));
+        for (int i = 0; i < N_EVALUATIONS; i++) {
+            if (got.status[i] == want.status[i])
+                CHECK_MEM_EQ(got.numbers[i], want.numbers[i], sizeof *want.numbers);
+            else
+                CHECK_EQ(got.status[i], TL_STATUS_NOMEM);
+        }
         CHECK_EQ(mem_live(), warm);
         CHECK_EQ(blocks_in_use(model), 0);
+        n_failed += more;
     }
+    CHECK(n_failed > 10);
     tl_model_release(model);
+}
+
+TEST(logits_and_states)
+{
+    for (int i = 0; i < N_WIRINGS; i++)
+        check_evaluate(wirings[i]);
 }
 
 /* ---- sequences ---- */
@@ -305,9 +341,10 @@ static void check_decode(tl_model *model, int64_t window, size_t n_before, size_
                          bool shared)
 {
     int32_t tokens[200];
-    tiny_tokens(tokens, 200, 50, 5);
-    const tl_cache_options key = {sizeof key, 3, window};
+    tiny_tokens(tokens, 200, model->config.vocab_size, 5);
+    const tl_cache_options key = tiny_key(model, 3, window);
     float want[20], got[20];
+    size_t hidden_size = hidden_bytes(model);
     tl_kv_cache *whole, *extended;
     REQUIRE_OK(tl_kv_cache_create(&whole, model, &key));
     if (n_before > 0)
@@ -333,7 +370,7 @@ static void check_decode(tl_model *model, int64_t window, size_t n_before, size_
             CHECK(same_kv(kv, whole));
             CHECK_OK(tl_decode_with_kv_cache_capture(got, kv, tokens + n_before, n_new));
         }
-        CHECK_MEM_EQ(got, want, sizeof want);
+        CHECK_MEM_EQ(got, want, hidden_size);
         CHECK_EQ(tl_kv_cache_bytes(kv), tl_kv_cache_bytes(extended));
         CHECK(same_kv(kv, extended));
         CHECK(other == NULL || same_kv(other, whole));
@@ -361,6 +398,13 @@ TEST(decode_capture)
         }
     }
     tl_model_release(model);
+    static const int many_planes[] = {TINY_IQUEST, TINY_HRM};
+    for (int i = 0; i < 2; i++) {
+        model = load_warm_spec(many_planes[i]);
+        check_decode(model, 0, 40, 1, true);
+        check_decode(model, 5, 40, 70, false);
+        tl_model_release(model);
+    }
     CHECK_EQ(mem_live(), live);
 }
 
@@ -411,7 +455,8 @@ TEST(batches)
         tl_kv_cache *kv[3], *before[3];
         run_item items[3];
         for (size_t i = 0; i < 3; i++) {
-            REQUIRE_OK(kv_cache_create(&kv[i], model, (cache_key){2, i == 1 ? 9 : 0}));
+            REQUIRE_OK(
+                kv_cache_create(&kv[i], model, (cache_key){.loops = 2, .window = i == 1 ? 9 : 0}));
             /* the first needs a new block, the others their first tables */
             run_item item = {.kv = kv[i], .tokens = prompt + i, .n_tokens = 20};
             if (i == 0)

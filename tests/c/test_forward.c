@@ -36,6 +36,18 @@ static void free_run(run *r)
     free(r->hidden);
 }
 
+/* A nested schedule has as many inner loops. */
+static cache_key key_of(const tl_model *model, int64_t loops, int64_t window)
+{
+    int64_t inner = model->plan.nested ? loops : 0;
+    return (cache_key){.loops = loops, .window = window, .inner_loops = inner};
+}
+
+static size_t n_states(const tl_model *model, cache_key key)
+{
+    return (size_t)plan_n_states(&model->plan, key_loop_counts(key));
+}
+
 static void make_tokens(int32_t *tokens, const tl_model *model, uint64_t seed)
 {
     tiny_tokens(tokens, N, model->config.vocab_size, seed);
@@ -51,7 +63,7 @@ TEST(chunks)
         int32_t tokens[N];
         make_tokens(tokens, model, s);
         for (size_t w = 0; w < 3; w++) {
-            cache_key key = {model->loops.standard, windows[w]};
+            cache_key key = key_of(model, model->loops.standard, windows[w]);
             run whole = run_in_chunks(model, tokens, key, N);
             /* each chunk size for the first, smallest and quickest; else the ones at edges */
             for (size_t chunk = 1; chunk < N; chunk += s == 0 ? 1 : chunk < 4 ? 1 : 14) {
@@ -77,7 +89,7 @@ TEST(threads)
             make_tokens(tokens, model, s);
             size_t size = N * (size_t)model->config.vocab_size * sizeof(float);
             float *logits = malloc(size);
-            CHECK_OK(tl_model_logits(logits, model, tokens, N, NULL));
+            CHECK_OK(tl_model_logits(logits, model, tokens, N, NULL, NULL));
             if (first == NULL) {
                 first = logits;
             } else {
@@ -105,7 +117,7 @@ TEST(instruction_sets)
             make_tokens(tokens, model, s);
             size_t size = N * (size_t)model->config.vocab_size * sizeof(float);
             float *logits = malloc(size);
-            CHECK_OK(tl_model_logits(logits, model, tokens, N, NULL));
+            CHECK_OK(tl_model_logits(logits, model, tokens, N, NULL, NULL));
             if (first == NULL)
                 first = logits;
             else
@@ -132,9 +144,9 @@ TEST(the_prefill_chunk_option)
         size_t vocab = (size_t)model->config.vocab_size, hidden = hidden_bytes(model);
         size_t logits_size = N * vocab * sizeof(float), states_size = 3 * N * hidden;
         float *all = malloc(logits_size + states_size), *states = all + N * vocab;
-        const tl_cache_options cache = {sizeof cache, 3, 17};
-        CHECK_OK(tl_model_logits(all, model, tokens, N, &cache));
-        CHECK_OK(tl_model_states(states, model, tokens, N, &cache));
+        const tl_cache_options cache = {.size = sizeof cache, .loops = 3, .cache_window = 17};
+        CHECK_OK(tl_model_logits(all, model, tokens, N, NULL, &cache));
+        CHECK_OK(tl_model_states(states, model, tokens, N, NULL, &cache));
         /* the same through decode capture: the last token's state gives the last logits */
         tl_kv_cache *kv;
         float *last = malloc(hidden), *logits = malloc(vocab * sizeof *logits);
@@ -179,12 +191,12 @@ static member make_member(tl_model *model, uint64_t seed, int64_t loops)
     static const int64_t windows[] = {0, 1, 7, 32, 50};
     member m = {.n_before = (size_t)(random_uniform(seed, 1) * 60),
                 .n_new = 1 + (size_t)(random_uniform(seed, 2) * 14),
-                .key = {loops, windows[(int)(random_uniform(seed, 3) * 5)]}};
+                .key = key_of(model, loops, windows[(int)(random_uniform(seed, 3) * 5)])};
     make_tokens(m.tokens, model, seed);
     m.alone = run_in_chunks(model, m.tokens, m.key, N);
     CHECK_OK(kv_cache_create(&m.kv, model, m.key));
     m.hidden = malloc(m.n_new * hidden_bytes(model));
-    m.states = malloc((size_t)loops * m.n_new * hidden_bytes(model));
+    m.states = malloc(n_states(model, m.key) * m.n_new * hidden_bytes(model));
     if (m.n_before == 0)
         return m;
     run_pass *pass;
@@ -200,9 +212,9 @@ static void check_member(const member *m, const float *all_states)
     const tl_model *model = m->kv->model;
     size_t row = hidden_bytes(model), width = row / sizeof(float);
     CHECK_MEM_EQ(m->hidden, m->alone.hidden + m->n_before * width, m->n_new * row);
-    for (size_t loop = 0; loop < (size_t)m->key.loops; loop++)
-        CHECK_MEM_EQ(m->states + loop * m->n_new * width,
-                     all_states + (loop * N + m->n_before) * width, m->n_new * row);
+    for (size_t i = 0; i < n_states(model, m->key); i++)
+        CHECK_MEM_EQ(m->states + i * m->n_new * width, all_states + (i * N + m->n_before) * width,
+                     m->n_new * row);
     CHECK(same_common_kv(m->kv, m->alone.kv));
 }
 
@@ -235,10 +247,11 @@ static void check_batch(tl_model *model, uint64_t seed)
     CHECK_OK(run_pass_create(&pass, model, n_rows));
     CHECK_OK(run_forward(pass, items, n));
     run_pass_destroy(pass);
-    float *states = malloc((size_t)loops * N * hidden_bytes(model));
+    float *states = malloc(n_states(model, members[0].key) * N * hidden_bytes(model));
     for (size_t i = 0; i < n; i++) {
         member *m = &members[i];
-        CHECK_OK(evaluate_states(states, model, m->tokens, N, m->key));
+        CHECK_OK(evaluate_states(states, NULL, model,
+                                 &(evaluation){.tokens = m->tokens, .n_tokens = N, .key = m->key}));
         check_member(m, states);
         CHECK_EQ(tl_kv_cache_length(m->kv), m->n_before + m->n_new);
         free_member(m);
@@ -267,8 +280,8 @@ TEST(batches_that_cannot_be)
     make_tokens(tokens, model, 1);
     tl_kv_cache *a, *b;
     run_pass *pass;
-    REQUIRE_OK(kv_cache_create(&a, model, (cache_key){2, 0}));
-    REQUIRE_OK(kv_cache_create(&b, model, (cache_key){3, 0}));
+    REQUIRE_OK(kv_cache_create(&a, model, (cache_key){.loops = 2}));
+    REQUIRE_OK(kv_cache_create(&b, model, (cache_key){.loops = 3}));
     REQUIRE_OK(run_pass_create(&pass, model, 4));
     run_item items[] = {{.kv = a, .tokens = tokens, .n_tokens = 2},
                         {.kv = b, .tokens = tokens, .n_tokens = 2}};
@@ -288,10 +301,10 @@ TEST(batches_that_cannot_be)
 TEST(the_head_of_many_rows)
 {
     tl_model_options options = tiny_options(3);
-    tl_model *model = tiny_load(&tiny_specs[TINY_N_SPECS - 1], &options);
+    tl_model *model = tiny_load(&tiny_specs[TINY_LARGE], &options);
     int32_t tokens[N];
     make_tokens(tokens, model, 4);
-    run r = run_in_chunks(model, tokens, (cache_key){2, 0}, N);
+    run r = run_in_chunks(model, tokens, (cache_key){.loops = 2}, N);
     size_t vocab = (size_t)model->config.vocab_size, hidden = (size_t)model->config.hidden_size;
     float *all = malloc(N * vocab * sizeof *all), *one = malloc(vocab * sizeof *one);
     run_pass *pass;
@@ -324,7 +337,7 @@ TEST(clones_diverge)
         make_tokens(left, model, 1);
         make_tokens(right, model, 2);
         memcpy(right, left, split * sizeof *left);
-        cache_key key = {3, split % 2 ? 0 : 12};
+        cache_key key = {.loops = 3, .window = split % 2 ? 0 : 12};
         run want_left = run_in_chunks(model, left, key, N);
         run want_right = run_in_chunks(model, right, key, N);
         tl_kv_cache *kv, *clone;
@@ -359,7 +372,7 @@ TEST(truncation_and_another_way_on)
     for (size_t cut = 0; cut < N; cut += 5) {
         make_tokens(second, model, 2);
         memcpy(second, first, cut * sizeof *first);
-        cache_key key = {2, 0};
+        cache_key key = {.loops = 2};
         run want = run_in_chunks(model, second, key, N), r = run_in_chunks(model, first, key, 9);
         CHECK_OK(tl_kv_cache_truncate(r.kv, (int64_t)cut));
         float *hidden = malloc(row);
@@ -378,14 +391,14 @@ TEST(a_window_that_sees_all_is_none)
     tl_model *model = tiny_load(&tiny_specs[2], NULL);
     int32_t tokens[N];
     make_tokens(tokens, model, 3);
-    run all = run_in_chunks(model, tokens, (cache_key){2, 0}, 16);
+    run all = run_in_chunks(model, tokens, (cache_key){.loops = 2}, 16);
     static const int64_t windows[] = {N, N + 1, 1000, INT64_MAX};
     for (size_t i = 0; i < 4; i++) {
-        run r = run_in_chunks(model, tokens, (cache_key){2, windows[i]}, 16);
+        run r = run_in_chunks(model, tokens, (cache_key){.loops = 2, .window = windows[i]}, 16);
         CHECK_MEM_EQ(r.hidden, all.hidden, N * hidden_bytes(model));
         free_run(&r);
     }
-    run less = run_in_chunks(model, tokens, (cache_key){2, N - 1}, 16);
+    run less = run_in_chunks(model, tokens, (cache_key){.loops = 2, .window = N - 1}, 16);
     size_t row = hidden_bytes(model);
     CHECK_MEM_EQ(less.hidden, all.hidden, (N - 1) * row);
     CHECK(memcmp((char *)less.hidden + (N - 1) * row, (char *)all.hidden + (N - 1) * row, row));
@@ -396,31 +409,56 @@ TEST(a_window_that_sees_all_is_none)
 
 /* ---- loops ---- */
 
+/* Whether more loops change nothing in a run of fewer: those of the core and before it. */
+static bool is_common(const plan_run *run, const model_plan *plan)
+{
+    return plan->nested || run->stage <= plan->looped_stage;
+}
+
+static float *states_of(tl_model *model, const int32_t *tokens, cache_key key)
+{
+    float *states = malloc(n_states(model, key) * N * hidden_bytes(model));
+    evaluation what = {.tokens = tokens, .n_tokens = N, .key = key};
+    CHECK_OK(evaluate_states(states, NULL, model, &what));
+    return states;
+}
+
+static void check_depth(tl_model *model, const int32_t *tokens, cache_key key, const run *deepest,
+                        const float *deepest_states)
+{
+    const model_plan *plan = &model->plan;
+    loop_counts counts = key_loop_counts(key), deepest_counts = key_loop_counts(deepest->kv->key);
+    run r = run_in_chunks(model, tokens, key, 20);
+    for (int i = 0; i < plan_n_runs(plan, counts); i++) {
+        plan_run here = plan_run_at(plan, counts, i);
+        plan_run there = plan_run_at(plan, deepest_counts, i);
+        if (!is_common(&here, plan))
+            continue;
+        CHECK(here.stage == there.stage && here.index == there.index);
+        if (CHECK_EQ(here.plane, there.plane))
+            CHECK(same_plane(r.kv, deepest->kv, here.plane));
+    }
+    float *states = states_of(model, tokens, key);
+    CHECK_MEM_EQ(states, deepest_states, n_states(model, key) * N * hidden_bytes(model));
+    free(states);
+    free_run(&r);
+}
+
 TEST(deeper_loops_leave_the_shallower_planes)
 {
-    for (size_t s = 0; s < 4; s++) {
+    for (size_t s = 0; s < TINY_N_SPECS; s++) {
+        if (tiny_specs[s].core == 0 || s == TINY_LARGE)
+            continue;
         tl_model *model = tiny_load(&tiny_specs[s], NULL);
         int32_t tokens[N];
         make_tokens(tokens, model, s);
-        size_t row = hidden_bytes(model);
-        float *deep = malloc(5 * N * row), *shallow = malloc(5 * N * row);
-        run deepest = run_in_chunks(model, tokens, (cache_key){5, 0}, 20);
-        CHECK_OK(evaluate_states(deep, model, tokens, N, (cache_key){5, 0}));
-        for (int64_t loops = 1; loops <= 5; loops++) {
-            run r = run_in_chunks(model, tokens, (cache_key){loops, 0}, 20);
-            int first_loop = model->plan.n_fixed_planes;
-            for (int i = 0; i < loops; i++)
-                CHECK(same_plane(r.kv, deepest.kv, first_loop + i));
-            for (int p = 0; p < first_loop; p++) /* before the core, not behind it */
-                if (plan_plane_stage(&model->plan, p) < model->plan.looped_stage)
-                    CHECK(same_plane(r.kv, deepest.kv, p));
-            CHECK_OK(evaluate_states(shallow, model, tokens, N, (cache_key){loops, 0}));
-            CHECK_MEM_EQ(shallow, deep, (size_t)loops * N * row);
-            free_run(&r);
-        }
+        cache_key key = {.loops = 5, .inner_loops = model->loops.standard_inner};
+        run deepest = run_in_chunks(model, tokens, key, 20);
+        float *deepest_states = states_of(model, tokens, key);
+        for (key.loops = 1; key.loops <= 5; key.loops++)
+            check_depth(model, tokens, key, &deepest, deepest_states);
+        free(deepest_states);
         free_run(&deepest);
-        free(deep);
-        free(shallow);
         tl_model_release(model);
     }
 }
@@ -435,10 +473,10 @@ TEST(one_loop_is_a_plain_model)
     tl_model *a = tiny_load(&looped, NULL), *b = tiny_load(&plain, NULL);
     int32_t tokens[N];
     make_tokens(tokens, a, 1);
-    run one = run_in_chunks(a, tokens, (cache_key){1, 0}, N);
-    run plain_run = run_in_chunks(b, tokens, (cache_key){1, 0}, N);
+    run one = run_in_chunks(a, tokens, (cache_key){.loops = 1}, N);
+    run plain_run = run_in_chunks(b, tokens, (cache_key){.loops = 1}, N);
     CHECK_MEM_EQ(one.hidden, plain_run.hidden, N * hidden_bytes(a));
-    run two = run_in_chunks(a, tokens, (cache_key){2, 0}, N);
+    run two = run_in_chunks(a, tokens, (cache_key){.loops = 2}, N);
     CHECK(memcmp(two.hidden, one.hidden, N * hidden_bytes(a)) != 0);
     free_run(&one);
     free_run(&two);

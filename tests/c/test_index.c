@@ -6,11 +6,15 @@
 
 #include <time.h>
 
-enum { MAX_KEY = 12, MAX_ENTRIES = 200, N_SPACES = 4 };
+enum { MAX_KEY = 12, MAX_ENTRIES = 200, N_SPACES = 6 };
 
 static const char model_a, model_b;
-static const index_space spaces[N_SPACES] = {
-    {&model_a, 8, 0}, {&model_a, 8, 5}, {&model_a, 4, 0}, {&model_b, 8, 0}};
+static const index_space spaces[N_SPACES] = {{.model = &model_a, .loops = 8},
+                                             {.model = &model_a, .loops = 8, .window = 5},
+                                             {.model = &model_a, .loops = 4},
+                                             {.model = &model_b, .loops = 8},
+                                             {.model = &model_a, .loops = 8, .inner_loops = 3},
+                                             {.model = &model_a, .loops = 8, .prefix_len = 5}};
 
 typedef struct key {
     int space;
@@ -169,7 +173,7 @@ TEST(nested_prefixes)
     prefix_index_destroy(index);
 }
 
-/* So many that some share a slot of the table: they must be told apart by all three parts. */
+/* So many that some share a slot of the table: they must be told apart by each part. */
 TEST(many_spaces)
 {
     enum { N = 8, N_ALL = N * N * N };
@@ -178,16 +182,19 @@ TEST(many_spaces)
     prefix_index *index;
     REQUIRE_OK(prefix_index_create(&index));
     for (int i = 0; i < N_ALL; i++) {
-        index_space space = {&models[i % N], i / N % N, i / N / N};
+        index_space space = {.model = &models[i % N], .loops = i / N % N, .window = i / N / N};
         CHECK(prefix_index_longest(index, space, t, 3) == NULL);
         REQUIRE_OK(prefix_index_insert(index, space, t, 2, &entries[i]));
     }
     for (int i = 0; i < N_ALL; i++) {
-        index_space space = {&models[i % N], i / N % N, i / N / N};
+        index_space space = {.model = &models[i % N], .loops = i / N % N, .window = i / N / N};
         CHECK(prefix_index_longest(index, space, t, 3) == &entries[i]);
-        for (int part = 0; part < 3; part++) {
-            index_space other = {&models[i % N + N * (part == 0)], i / N % N + N * (part == 1),
-                                 i / N / N + N * (part == 2)};
+        for (int part = 0; part < 5; part++) {
+            index_space other = {.model = &models[i % N + N * (part == 0)],
+                                 .loops = i / N % N + N * (part == 1),
+                                 .window = i / N / N + N * (part == 2),
+                                 .inner_loops = part == 3,
+                                 .prefix_len = part == 4};
             CHECK(prefix_index_longest(index, other, t, 3) == NULL);
         }
     }

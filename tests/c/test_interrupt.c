@@ -68,15 +68,21 @@ static int64_t tokens_of(int64_t n_asks, int64_t n_tokens)
 
 /* ---- every call ---- */
 
-TEST(generate)
+/* Tokens that see each other go through the layers in one pass. */
+static int64_t passes_of(const tl_model *model, int64_t n_prompt)
+{
+    return model->config.mask ? 1 : passes(n_prompt);
+}
+
+static void check_generate(int spec)
 {
     int64_t live = mem_live();
-    tl_model *model = load_warm();
+    tl_model *model = load_warm_spec(spec);
     int32_t prompt[N_PROMPT];
-    tiny_tokens(prompt, N_PROMPT, 50, 3);
+    tiny_tokens(prompt, N_PROMPT, model->config.vocab_size, 3);
     tl_generate_options options = sampled(N_NEW, 1);
     output want = generate_plain(model, prompt, N_PROMPT, &options);
-    int64_t warm = mem_live(), n_stopped = 0;
+    int64_t warm = mem_live(), n_stopped = 0, n_start = passes_of(model, N_PROMPT);
     EACH_STOP(n)
     {
         tl_counters before = counters_of(model);
@@ -84,18 +90,25 @@ TEST(generate)
         WITH_STOP(n, got = generate_plain(model, prompt, N_PROMPT, &options));
         right_status(got.status, interrupted);
         CHECK_EQ(got.n, interrupted ? 0 : want.n);
-        int64_t n_decoded = n < passes(N_PROMPT) ? 0 : n - passes(N_PROMPT);
-        CHECK_WORK(&before, model, tokens_of(n, N_PROMPT), n_decoded, 0, 0, 0, 0);
+        CHECK_WORK(&before, model, n >= n_start ? N_PROMPT : tokens_of(n, N_PROMPT),
+                   n < n_start ? 0 : n - n_start, 0, 0, 0, 0);
         CHECK_EQ(mem_live(), warm);
         CHECK_EQ(blocks_in_use(model), 0);
         if (!interrupted)
             CHECK_OUTPUT(got, &want);
         n_stopped += interrupted;
     }
-    CHECK_EQ(n_stopped, passes(N_PROMPT) + N_NEW - 1);
+    CHECK_EQ(n_stopped, n_start + N_NEW - 1);
     CHECK_OUTPUT(generate_plain(model, prompt, N_PROMPT, &options), &want);
     tl_model_release(model);
     CHECK_EQ(mem_live(), live);
+}
+
+TEST(generate)
+{
+    check_generate(0);
+    for (int spec = TINY_OURO; spec < TINY_N_SPECS; spec++)
+        check_generate(spec);
 }
 
 /* A request that is stopped before its first token is none of the pool's outcomes, and never falls
@@ -234,15 +247,15 @@ TEST(logits_and_states)
     tiny_tokens(tokens, N_PROMPT, 50, 3);
     enum { N_LOGITS = N_PROMPT * 50, N_STATES = 2 * N_PROMPT * 20 };
     static float want[N_LOGITS + N_STATES], got[N_LOGITS + N_STATES];
-    CHECK_OK(tl_model_logits(want, model, tokens, N_PROMPT, NULL));
-    CHECK_OK(tl_model_states(want + N_LOGITS, model, tokens, N_PROMPT, NULL));
+    CHECK_OK(tl_model_logits(want, model, tokens, N_PROMPT, NULL, NULL));
+    CHECK_OK(tl_model_states(want + N_LOGITS, model, tokens, N_PROMPT, NULL, NULL));
     int64_t warm = mem_live(), n_stopped = 0;
     EACH_STOP(n)
     {
         tl_status logits, states;
-        WITH_STOP(n, logits = tl_model_logits(got, model, tokens, N_PROMPT, NULL));
+        WITH_STOP(n, logits = tl_model_logits(got, model, tokens, N_PROMPT, NULL, NULL));
         right_status(logits, interrupted);
-        WITH_STOP(n, states = tl_model_states(got + N_LOGITS, model, tokens, N_PROMPT, NULL));
+        WITH_STOP(n, states = tl_model_states(got + N_LOGITS, model, tokens, N_PROMPT, NULL, NULL));
         right_status(states, interrupted);
         CHECK_EQ(mem_live(), warm);
         CHECK_EQ(blocks_in_use(model), 0);
@@ -257,8 +270,8 @@ TEST(logits_and_states)
 static void check_decode(tl_model *model, int64_t window, size_t n_before, size_t n_new)
 {
     int32_t tokens[200];
-    tiny_tokens(tokens, 200, 50, 5);
-    const tl_cache_options key = {sizeof key, 3, window};
+    tiny_tokens(tokens, 200, model->config.vocab_size, 5);
+    const tl_cache_options key = tiny_key(model, 3, window);
     float want[20], got[20];
     tl_kv_cache *kv, *whole, *extended;
     REQUIRE_OK(tl_kv_cache_create(&kv, model, &key));
@@ -285,7 +298,7 @@ static void check_decode(tl_model *model, int64_t window, size_t n_before, size_
         n_stopped += interrupted;
     }
     CHECK_EQ(n_stopped, passes((int64_t)n_new));
-    CHECK_MEM_EQ(got, want, sizeof want);
+    CHECK_MEM_EQ(got, want, hidden_bytes(model));
     CHECK(same_kv(kv, extended));
     tl_kv_cache_release(kv);
     tl_kv_cache_release(whole);
@@ -305,6 +318,13 @@ TEST(decode_capture)
         check_decode(model, windows[w], 126, 50);
     }
     tl_model_release(model);
+    static const int many_planes[] = {TINY_IQUEST, TINY_HRM};
+    for (int i = 0; i < 2; i++) {
+        model = load_warm_spec(many_planes[i]);
+        check_decode(model, 0, 126, 50);
+        check_decode(model, 5, 40, 70);
+        tl_model_release(model);
+    }
     CHECK_EQ(mem_live(), live);
 }
 

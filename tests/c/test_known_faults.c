@@ -29,7 +29,7 @@ typedef struct start {
 static start make_start(tl_model *model, size_t n_cached, int64_t window)
 {
     start s = {.model = model, .n_cached = n_cached, .window = window, .pool = make_pool(1)};
-    const tl_cache_options key = {sizeof key, 0, window};
+    const tl_cache_options key = {.size = sizeof key, .cache_window = window};
     tiny_tokens(s.prompt, N_PROMPT, 50, 3);
     if (n_cached > 0) {
         enter(s.pool, model, s.prompt, n_cached, &key);
@@ -69,7 +69,7 @@ static tl_stream *open_stream(const start *s, bool pooled)
 /* Takes n_steps tokens of a stream and drops it. With `evict` its entry goes meanwhile. */
 static void drop_after(start *s, bool pooled, int n_steps, bool evict)
 {
-    const tl_cache_options key = {sizeof key, 0, s->window};
+    const tl_cache_options key = {.size = sizeof key, .cache_window = s->window};
     size_t in_use = blocks_in_use(s->model);
     tl_stream *stream = open_stream(s, pooled);
     int32_t token;
@@ -122,7 +122,7 @@ typedef struct meddler {
 static int32_t meddle(void *user, int32_t token)
 {
     meddler *m = user;
-    const tl_cache_options key = {sizeof key, 0, m->start->window};
+    const tl_cache_options key = {.size = sizeof key, .cache_window = m->start->window};
     enter(m->start->pool, m->start->model, &token, 1, &key);
     m->in_use = blocks_in_use(m->start->model);
     return --m->n_left == 0;
@@ -133,7 +133,7 @@ TEST(a_callback_that_stops_gives_back_at_once)
     tl_model *model = tiny_load(&tiny_specs[0], NULL);
     EACH_START(s, model)
     {
-        const tl_cache_options key = {sizeof key, 0, s.window};
+        const tl_cache_options key = {.size = sizeof key, .cache_window = s.window};
         tl_generate_options options = start_options(&s);
         output all = generate_plain(model, s.prompt, N_PROMPT, &options);
         for (int n = 1; n < N_NEW; n++) {
@@ -166,8 +166,8 @@ static size_t copy_blocks(char *to, const tl_prefix_cache *cache)
     const kv_sequence *kv = &cache->kv->sequence;
     size_t size = 0;
     for (int plane = 0; plane < kv->n_planes; plane++)
-        for (size_t b = kv->first_block; b < kv->n_blocks; b++) {
-            size_t n = kv_store_block_bytes(kv->store, kv->plane_class[plane]);
+        for (size_t b = kv->planes[plane].first_block; b < kv->n_blocks; b++) {
+            size_t n = kv_store_block_bytes(kv->store, kv->planes[plane].class);
             memcpy(to + size, kv_sequence_table(kv, plane)[b], n);
             size += n;
         }
@@ -209,7 +209,7 @@ TEST(no_user_changes_an_entry)
 static tl_kv_cache *run(tl_model *model, int64_t loops, const int32_t *tokens, size_t n_first,
                         size_t n_second, float *hidden)
 {
-    const tl_cache_options key = {sizeof key, loops, 0};
+    const tl_cache_options key = {.size = sizeof key, .loops = loops};
     tl_kv_cache *first, *kv;
     CHECK_OK(tl_kv_cache_create(&first, model, &key));
     CHECK_OK(tl_decode_with_kv_cache_capture(hidden, first, tokens, n_first));
@@ -270,13 +270,14 @@ TEST(every_position_has_its_outputs)
     static const size_t lengths[] = {1, 15, 16, 17, 100, N_MAX};
     for (int64_t window = 0; window < 10; window += 9)
         for (size_t i = 0; i < 6; i++) {
-            const tl_cache_options key = {sizeof key, LOOPS, window};
+            const tl_cache_options key = {
+                .size = sizeof key, .loops = LOOPS, .cache_window = window};
             size_t n = lengths[i];
             enter(pool, model, tokens, n, &key);
             memset(logits, 0xFF, sizeof logits); /* NaN */
             memset(states, 0xFF, sizeof states);
-            CHECK_OK(tl_model_logits(logits, model, tokens, n, &key));
-            CHECK_OK(tl_model_states(states, model, tokens, n, &key));
+            CHECK_OK(tl_model_logits(logits, model, tokens, n, NULL, &key));
+            CHECK_OK(tl_model_states(states, model, tokens, n, NULL, &key));
             CHECK(all_finite(logits, n * VOCAB));
             CHECK(all_finite(states, LOOPS * n * HIDDEN));
             CHECK(n == N_MAX || isnan(logits[n * VOCAB]));

@@ -2,6 +2,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "kv/sequence.h"
+#include "planes.h"
 #include "test.h"
 #include "watched_memory.h"
 
@@ -12,9 +13,9 @@ static const size_t width[N_CLASSES] = {8, 24};
 
 typedef struct model_sequence {
     bool used;
-    int64_t window;
+    int64_t window[N_PLANES];
     int64_t length;
-    int64_t held_from;                     /* first position of the first block held */
+    int64_t held_from[N_PLANES];           /* first position of the first block held */
     uint64_t stamps[N_PLANES][MAX_LENGTH]; /* what each position holds */
 } model_sequence;
 
@@ -48,14 +49,16 @@ static bool agrees(const kv_sequence *sequence, const model_sequence *model)
 {
     if (sequence->length != model->length)
         return false;
-    for (int plane = 0; plane < N_PLANES; plane++)
-        for (int64_t p = first_visible(model->window, model->length); p < model->length; p++)
-            if (!holds(position_data(sequence, plane, p), width[plane_class[plane]],
-                       model->stamps[plane][p]))
-                return false;
     int64_t end = (model->length + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
-    int64_t held = model->length > 0 ? end - model->held_from : 0;
-    return kv_sequence_bytes(sequence) == (size_t)held * (width[0] + 2 * width[1]);
+    size_t bytes = 0;
+    for (int plane = 0; plane < N_PLANES; plane++) {
+        size_t size = width[plane_class[plane]];
+        for (int64_t p = first_visible(model->window[plane], model->length); p < model->length; p++)
+            if (!holds(position_data(sequence, plane, p), size, model->stamps[plane][p]))
+                return false;
+        bytes += model->length > 0 ? (size_t)(end - model->held_from[plane]) * size : 0;
+    }
+    return kv_sequence_bytes(sequence) == bytes;
 }
 
 /* Bytes of all blocks that any of the sequences refers to, each once. */
@@ -69,7 +72,7 @@ static size_t distinct_bytes(kv_store *store, const kv_sequence *sequences,
             continue;
         const kv_sequence *q = &sequences[s];
         for (int plane = 0; plane < N_PLANES; plane++) {
-            for (size_t b = q->first_block; b < q->n_blocks; b++) {
+            for (size_t b = q->planes[plane].first_block; b < q->n_blocks; b++) {
                 const kv_block *block = q->blocks[(size_t)plane * q->capacity + b];
                 size_t i = 0;
                 while (i < n_seen && seen[i] != block)
@@ -87,10 +90,13 @@ static size_t distinct_bytes(kv_store *store, const kv_sequence *sequences,
 static void model_commit(model_sequence *model, int64_t n)
 {
     model->length += n;
-    int64_t first = first_visible(model->window, model->length) / KV_BLOCK * KV_BLOCK;
     int64_t end = (model->length + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
-    first = first < end ? first : end;
-    model->held_from = first > model->held_from ? first : model->held_from;
+    for (int plane = 0; plane < N_PLANES; plane++) {
+        int64_t first = first_visible(model->window[plane], model->length) / KV_BLOCK * KV_BLOCK;
+        first = first < end ? first : end;
+        if (first > model->held_from[plane])
+            model->held_from[plane] = first;
+    }
 }
 
 /* Extends by n positions of fresh stamps. False: no memory, nothing changed. */
@@ -125,10 +131,19 @@ static bool world_open(kv_world *world)
         kv_store_create(&world->store, watched_memory(&world->w), block_bytes, N_CLASSES, true));
 }
 
+/* With a window for each plane. */
+static void world_start_planes(kv_world *world, int s, const int64_t *windows)
+{
+    CHECK_OK(init_planes(&world->sequences[s], world->store, plane_class, N_PLANES, 0));
+    world->models[s] = (model_sequence){.used = true};
+    for (int plane = 0; plane < N_PLANES; plane++)
+        world->models[s].window[plane] = world->sequences[s].planes[plane].window = windows[plane];
+}
+
 static void world_start(kv_world *world, int s, int64_t window)
 {
-    CHECK_OK(kv_sequence_init(&world->sequences[s], world->store, plane_class, N_PLANES, window));
-    world->models[s] = (model_sequence){.used = true, .window = window};
+    const int64_t windows[N_PLANES] = {window, window, window};
+    world_start_planes(world, s, windows);
 }
 
 static void world_clone(kv_world *world, int to, int from)
@@ -170,7 +185,26 @@ static void world_close(kv_world *world)
 /* Where a truncation must be refused: the window has dropped what position `length` attends to. */
 static bool may_truncate(const model_sequence *model, int64_t length)
 {
-    return length == 0 || first_visible(model->window, length) >= model->held_from;
+    bool may = true;
+    for (int plane = 0; plane < N_PLANES; plane++)
+        may = may && first_visible(model->window[plane], length) >= model->held_from[plane];
+    return may || length == 0;
+}
+
+static void model_truncate(model_sequence *model, int64_t length)
+{
+    model->length = length;
+    if (length == 0)
+        memset(model->held_from, 0, sizeof model->held_from);
+}
+
+/* Often one for all planes, else each its own. */
+static void random_windows(int64_t *windows, uint64_t i)
+{
+    static const int64_t choices[] = {0, 0, 1, 2, 5, 31, 32, 33, 64, 100};
+    bool one = random_uniform(60, i) < 0.5;
+    for (uint64_t plane = 0; plane < N_PLANES; plane++)
+        windows[plane] = choices[(int)(random_uniform(61 + (one ? 0 : plane), i) * 10)];
 }
 
 static void random_step(kv_world *world, uint64_t i)
@@ -182,11 +216,12 @@ static void random_step(kv_world *world, uint64_t i)
     kv_sequence *sequence = &world->sequences[s];
     model_sequence *model = &world->models[s];
     if (!model->used) {
-        static const int64_t windows[] = {0, 0, 1, 2, 5, 31, 32, 33, 64, 100};
+        int64_t windows[N_PLANES];
+        random_windows(windows, i);
         if (world->models[other].used && u[3] < 0.7)
             world_clone(world, s, other);
         else
-            world_start(world, s, windows[(int)(u[2] * 10)]);
+            world_start_planes(world, s, windows);
     } else if (u[2] < 0.6) {
         int64_t n = (int64_t)(u[3] < 0.5 ? 1 + u[3] * 8 : (u[3] - 0.5) * 140) + 1;
         if (model->length + n <= MAX_LENGTH)
@@ -196,10 +231,8 @@ static void random_step(kv_world *world, uint64_t i)
         bool may = may_truncate(model, length);
         if (CHECK_EQ(kv_sequence_truncate(sequence, length),
                      may ? TL_STATUS_OK : TL_STATUS_INVALID) &&
-            may) {
-            model->length = length;
-            model->held_from = length > 0 ? model->held_from : 0;
-        }
+            may)
+            model_truncate(model, length);
     } else {
         world_end(world, s);
     }
@@ -237,7 +270,7 @@ TEST(only_a_half_filled_shared_block_is_copied)
     /* forgetting a shared position is no write; taking its place is */
     world_clone(&world, 3, 0);
     CHECK_OK(kv_sequence_truncate(&world.sequences[3], KV_BLOCK + 1));
-    world.models[3].length = KV_BLOCK + 1;
+    model_truncate(&world.models[3], KV_BLOCK + 1);
     CHECK_EQ(world.w.n_copied, N_PLANES);
     CHECK(extend(&world.sequences[3], &world.models[3], 1, 6));
     CHECK_EQ(world.w.n_copied, 2 * N_PLANES);
@@ -293,19 +326,56 @@ TEST(truncation_behind_the_window_is_refused)
     CHECK(extend(&world.sequences[0], &world.models[0], 150, 1));
     /* position 150 sees 111 and up, so block 3, which starts at 96, is the first one held; length
        135 is the least whose next token sees nothing before 96 */
-    CHECK_EQ(world.models[0].held_from, 96);
+    CHECK_EQ(world.models[0].held_from[0], 96);
     CHECK_STATUS(kv_sequence_truncate(&world.sequences[0], 134), TL_STATUS_INVALID);
     CHECK_STR_HAS(tl_last_error(), "134");
     CHECK_STR_HAS(tl_last_error(), "0 and 135 to 150");
     CHECK(agrees(&world.sequences[0], &world.models[0]));
     CHECK_OK(kv_sequence_truncate(&world.sequences[0], 135));
-    world.models[0].length = 135;
+    model_truncate(&world.models[0], 135);
     CHECK(extend(&world.sequences[0], &world.models[0], 30, 2));
     CHECK(world_agrees(&world));
     CHECK_OK(kv_sequence_truncate(&world.sequences[0], 0));
     CHECK_EQ(kv_sequence_bytes(&world.sequences[0]), 0);
-    world.models[0] = (model_sequence){.used = true, .window = 40};
+    model_truncate(&world.models[0], 0);
     CHECK(extend(&world.sequences[0], &world.models[0], 70, 3));
+    CHECK(world_agrees(&world));
+    world_close(&world);
+}
+
+/* Each plane keeps what its own window shows, and the narrowest says how far back one may go. */
+TEST(planes_with_windows_of_their_own)
+{
+    static kv_world world;
+    REQUIRE(world_open(&world));
+    world_start_planes(&world, 0, (const int64_t[]){0, 100, 7});
+    kv_sequence *sequence = &world.sequences[0];
+    model_sequence *model = &world.models[0];
+    for (int64_t n = 0; n < 290; n += 10) {
+        CHECK(extend(sequence, model, 10, (uint64_t)n + 1));
+        REQUIRE(world_agrees(&world));
+    }
+    /* position 290 sees 191 and up, and 284 and up */
+    CHECK_EQ(sequence->planes[0].first_block, 0);
+    CHECK_EQ(sequence->planes[1].first_block, 191 / KV_BLOCK);
+    CHECK_EQ(sequence->planes[2].first_block, 284 / KV_BLOCK);
+    CHECK_EQ(kv_sequence_bytes(sequence),
+             KV_BLOCK * (10 * width[0] + (10 - 5) * width[1] + (10 - 8) * width[1]));
+    world_clone(&world, 1, 0);
+    CHECK(world_agrees(&world));
+    /* block 8 starts at 256, so position 262 is the first that sees nothing before it there */
+    CHECK_STATUS(kv_sequence_truncate(sequence, 261), TL_STATUS_INVALID);
+    CHECK_STR_HAS(tl_last_error(), "the window of 7 has dropped positions below 256");
+    CHECK_STR_HAS(tl_last_error(), "0 and 262 to 290");
+    CHECK(world_agrees(&world));
+    CHECK_OK(kv_sequence_truncate(sequence, 262));
+    model_truncate(model, 262);
+    CHECK(extend(sequence, model, 30, 500));
+    CHECK(extend(&world.sequences[1], &world.models[1], 30, 600));
+    CHECK(world_agrees(&world));
+    CHECK_OK(kv_sequence_truncate(sequence, 0));
+    model_truncate(model, 0);
+    CHECK(extend(sequence, model, 300, 700));
     CHECK(world_agrees(&world));
     world_close(&world);
 }
@@ -317,7 +387,7 @@ TEST(sequences_without_memory)
         for (int64_t n = 0;; n++) {
             static kv_world world;
             REQUIRE(world_open(&world));
-            world_start(&world, 0, 0);
+            world_start_planes(&world, 0, (const int64_t[]){0, 5, 33});
             CHECK(extend(&world.sequences[0], &world.models[0], 40, 1));
             if (shared)
                 world_clone(&world, 1, 0);
@@ -370,7 +440,7 @@ TEST(sequences_without_block_memory)
         /* large blocks, so that the planes need many slabs */
         REQUIRE_OK(kv_store_create(&store, watched_memory(&w), (const size_t[]){1 << 20, 2 << 20},
                                    2, false));
-        REQUIRE_OK(kv_sequence_init(&sequence, store, plane_class, N_PLANES, 0));
+        REQUIRE_OK(init_planes(&sequence, store, plane_class, N_PLANES, 0));
         REQUIRE_OK(kv_sequence_reserve(&sequence, 40));
         kv_sequence_commit(&sequence, 40);
         size_t bytes = kv_sequence_bytes(&sequence), use, slabs;

@@ -56,7 +56,8 @@ TEST(keys_are_tokens_loops_window_and_model)
     int32_t prompt[N_PROMPT];
     tiny_tokens(prompt, N_PROMPT, 7, 1);
     tl_prefix_pool *pool = make_pool(16);
-    const tl_cache_options two_loops = {sizeof two_loops, 2, 0}, narrow = {sizeof narrow, 0, 9};
+    const tl_cache_options two_loops = {.size = sizeof two_loops, .loops = 2},
+                           narrow = {.size = sizeof narrow, .cache_window = 9};
     enter(pool, model, prompt, 10, NULL);
     enter(pool, model, prompt, 20, &two_loops);
     enter(pool, model, prompt, 30, &narrow);
@@ -86,7 +87,7 @@ TEST(the_same_key_again_changes_nothing)
     other[0] = (other[0] + 1) % 7;
     enter(pool, model, other, 10, NULL);
     tl_counters before = counters_of(model);
-    const tl_cache_options by_number = {sizeof by_number, 3, 0};
+    const tl_cache_options by_number = {.size = sizeof by_number, .loops = 3};
     enter(pool, model, prompt, 10, NULL);
     enter(pool, model, prompt, 10, &by_number);
     CHECK_WORK(&before, model, 0, 0, 0, 0, 0, 0); /* nothing was built */
@@ -172,7 +173,7 @@ TEST(random_registrations_against_a_list)
         wanted.n = 1 + (size_t)(random_uniform(2, i) * 12);
         wanted.loops = 1 + (int64_t)(random_uniform(3, i) * 2);
         if (random_uniform(4, i) < 0.5) {
-            const tl_cache_options key = {sizeof key, wanted.loops, 0};
+            const tl_cache_options key = {.size = sizeof key, .loops = wanted.loops};
             enter(pool, model, texts[wanted.text], wanted.n, &key);
             list_register(&l, wanted);
         }
@@ -272,7 +273,7 @@ TEST(cached_bytes_are_exact)
     tiny_tokens(prompt, 100, 50, 1);
     for (size_t n = 1; n <= 100; n += 11) {
         for (int64_t loops = 1; loops <= 3; loops++) {
-            const tl_cache_options key = {sizeof key, loops, 0};
+            const tl_cache_options key = {.size = sizeof key, .loops = loops};
             tl_prefix_cache *cache;
             tl_prefix_cache_info cached = {.size = sizeof cached};
             REQUIRE_OK(tl_build_prefix_cache(&cache, model, prompt, n, &key));

@@ -57,7 +57,8 @@ static void call_once(trial *t, uint64_t i)
     tl_model *model = t->models[u[0] < 0.3];
     const int32_t *text = t->texts[(int)(u[1] * N_TEXTS)];
     size_t n = 1 + (size_t)(u[2] * u[2] * (N_TEXT - 1));
-    const tl_cache_options key = {sizeof key, 1 + (int64_t)(u[3] * 2), u[4] < 0.7 ? 0 : 9};
+    const tl_cache_options key = {
+        .size = sizeof key, .loops = 1 + (int64_t)(u[3] * 2), .cache_window = u[4] < 0.7 ? 0 : 9};
     int64_t length;
     if (u[5] < 0.5) {
         CHECK_OK(tl_prefix_pool_register(&length, t->pool, model, text, n, &key));
@@ -133,7 +134,8 @@ static size_t string(int32_t *tokens, size_t i)
 static index_space space(size_t i)
 {
     static const char models[2];
-    return (index_space){&models[i % 2], (int64_t)(i / 2 % 3), (int64_t)(i / 6)};
+    return (index_space){
+        .model = &models[i % 2], .loops = (int64_t)(i / 2 % 3), .window = (int64_t)(i / 6)};
 }
 
 /* Ids, loops and windows are the same small numbers, so that keys differ only in what is what:

@@ -3,6 +3,7 @@
 #include "backend/cpu/cpu.h"
 #include "base/memory.h"
 #include "kernel_sets.h"
+#include "planes.h"
 #include "run/evaluate.h"
 #include "test.h"
 #include "tiny_model.h"
@@ -100,7 +101,7 @@ TEST(sequences_of_large_blocks)
     const size_t block_bytes[] = {6 * GIBI, 5 * GIBI};
     kv_store *store = make_store(&n, block_bytes, 2, false);
     kv_sequence sequence, clone;
-    REQUIRE_OK(kv_sequence_init(&sequence, store, (const int[]){0, 1, 1}, 3, 0));
+    REQUIRE_OK(init_planes(&sequence, store, (const int[]){0, 1, 1}, 3, 0));
     REQUIRE_OK(kv_sequence_reserve(&sequence, 99 * KV_BLOCK + 7));
     kv_sequence_commit(&sequence, 99 * KV_BLOCK + 7);
     CHECK_EQ(kv_sequence_bytes(&sequence), 100 * 16 * GIBI);
@@ -122,8 +123,9 @@ TEST(sequences_beyond_2_31_positions)
     kv_sequence sequence;
     int64_t start = (INT64_C(1) << 31) + 5 * KV_BLOCK;
     size_t block = (size_t)start / KV_BLOCK;
-    REQUIRE_OK(kv_sequence_init(&sequence, store, (const int[]){0}, 1, 40));
-    sequence.first_block = sequence.n_blocks = block; /* as a window of long ago left it */
+    REQUIRE_OK(init_planes(&sequence, store, (const int[]){0}, 1, 40));
+    sequence.planes[0].first_block = sequence.n_blocks =
+        block; /* as a window of long ago left it */
     sequence.length = start;
     REQUIRE_OK(kv_sequence_reserve(&sequence, 3 * KV_BLOCK + 1));
     CHECK_EQ(sequence.n_blocks, block + 4);
@@ -132,7 +134,7 @@ TEST(sequences_beyond_2_31_positions)
         CHECK_EQ((uintptr_t)kv_sequence_table(&sequence, 0)[block + b], NOWHERE + (b << 20));
     kv_sequence_commit(&sequence, 3 * KV_BLOCK + 1);
     CHECK_EQ(sequence.length, start + 3 * KV_BLOCK + 1);
-    CHECK_EQ(sequence.first_block, block + 1); /* 40 back from 97 is 58 */
+    CHECK_EQ(sequence.planes[0].first_block, block + 1); /* 40 back from 97 is 58 */
     CHECK_OK(kv_sequence_truncate(&sequence, start + 2 * KV_BLOCK + 8));
     CHECK_EQ(sequence.n_blocks, block + 3);
     CHECK_EQ(kv_sequence_bytes(&sequence), 2 << 20);
@@ -148,7 +150,7 @@ TEST(tables_larger_than_the_address_space)
     kv_store *store = make_store(&n, (const size_t[]){1 << 20}, 1, false);
     kv_sequence sequence;
     static const int planes[1024];
-    REQUIRE_OK(kv_sequence_init(&sequence, store, planes, 1024, 0));
+    REQUIRE_OK(init_planes(&sequence, store, planes, 1024, 0));
     CHECK_STATUS(kv_sequence_reserve(&sequence, INT64_MAX - 1), TL_STATUS_NOMEM);
     CHECK_EQ(sequence.n_blocks, 0);
     kv_sequence_clear(&sequence);
@@ -207,7 +209,9 @@ TEST(logits_beyond_2_31)
     tl_model *model = load_mocked(&ops);
     model->config.vocab_size = 1 << 24; /* what the mocked head is taken to write */
     const int32_t tokens[700] = {0};
-    CHECK_OK(evaluate_logits((float *)NOWHERE, model, tokens, 700, (cache_key){1, 0}));
+    CHECK_OK(evaluate_logits(
+        (float *)NOWHERE, model,
+        &(evaluation){.tokens = tokens, .n_tokens = 700, .key = (cache_key){.loops = 1}}));
     CHECK_EQ(written.n_calls, 3);
     for (size_t i = 0; i < 3; i++) {
         CHECK_EQ(written.first[i], (i << 8) << 24); /* 2^33 at the third */
@@ -224,7 +228,9 @@ TEST(states_beyond_2_31)
     model->config.hidden_size = 1 << 17;
     const int32_t tokens[700] = {0};
     enum { N_LOOPS = 64 };
-    CHECK_OK(evaluate_states((float *)NOWHERE, model, tokens, 700, (cache_key){N_LOOPS, 0}));
+    CHECK_OK(evaluate_states(
+        (float *)NOWHERE, NULL, model,
+        &(evaluation){.tokens = tokens, .n_tokens = 700, .key = (cache_key){.loops = N_LOOPS}}));
     CHECK_EQ(written.n_calls, 3 * N_LOOPS);
     for (size_t i = 0; i < written.n_calls; i++) {
         size_t chunk = i / N_LOOPS, loop = i % N_LOOPS;
@@ -314,7 +320,7 @@ TEST(rows_of_a_matrix_beyond_4_gib)
         fill_last_panel(&m);
         float row[COLUMNS];
         for (size_t o = 0; o < CPU_PANEL; o++) {
-            cpu_matrix_row(&m, m.rows - CPU_PANEL + o, row);
+            cpu_matrix_row(&m, m.rows - CPU_PANEL + o, 0, COLUMNS, row);
             for (size_t c = 0; c < COLUMNS; c++)
                 CHECK(row[c] == weight_at(o, c));
         }
@@ -478,8 +484,8 @@ TEST(lengths_that_a_model_takes)
     const int32_t prompt[2] = {1, 2};
     float logits[2 * 50];
     REQUIRE_OK(load_for(&model, 1));
-    CHECK_OK(tl_model_logits(logits, model, prompt, 1, NULL));
-    CHECK_STATUS(tl_model_logits(logits, model, prompt, 2, NULL), TL_STATUS_INVALID);
+    CHECK_OK(tl_model_logits(logits, model, prompt, 1, NULL, NULL));
+    CHECK_STATUS(tl_model_logits(logits, model, prompt, 2, NULL, NULL), TL_STATUS_INVALID);
     CHECK_OK(generate(model, prompt, 1, 0));
     CHECK_STATUS(generate(model, prompt, 1, 1), TL_STATUS_INVALID);
     tl_model_release(model);
@@ -529,7 +535,8 @@ TEST(prompts_at_the_edge)
             CHECK_STATUS(tl_stream_create(&stream, model, NULL, prompt, n, &options),
                          TL_STATUS_INVALID);
         }
-        CHECK_STATUS(tl_model_logits((float *)NOWHERE, model, prompt, n, NULL), TL_STATUS_INVALID);
+        CHECK_STATUS(tl_model_logits((float *)NOWHERE, model, prompt, n, NULL, NULL),
+                     TL_STATUS_INVALID);
     }
     tl_prefix_cache_release(cache);
     tl_model_release(model);

@@ -41,7 +41,8 @@ static void judge(worker *w, output got, const output *want)
 
 static void register_some(worker *w, const canary *c, double u)
 {
-    const tl_cache_options key = {sizeof key, c->options.loops, c->options.cache_window};
+    const tl_cache_options key = {
+        .size = sizeof key, .loops = c->options.loops, .cache_window = c->options.cache_window};
     size_t n = 1 + (size_t)(u * (N_PROMPT - 1));
     int64_t length;
     w->n_failed += tl_prefix_pool_register(&length, w->shared->pool, w->shared->model, c->prompt, n,
@@ -51,7 +52,8 @@ static void register_some(worker *w, const canary *c, double u)
 
 static void build_and_use(worker *w, const canary *c, double u)
 {
-    const tl_cache_options key = {sizeof key, c->options.loops, c->options.cache_window};
+    const tl_cache_options key = {
+        .size = sizeof key, .loops = c->options.loops, .cache_window = c->options.cache_window};
     size_t n = 1 + (size_t)(u * (N_PROMPT - 1));
     tl_prefix_cache *cache;
     w->n_failed +=
@@ -79,7 +81,8 @@ static void drop_stream(worker *w, const canary *c, double u)
 static void use_the_closing_model(worker *w, const canary *c, double u)
 {
     shared *s = w->shared;
-    const tl_cache_options key = {sizeof key, c->options.loops, c->options.cache_window};
+    const tl_cache_options key = {
+        .size = sizeof key, .loops = c->options.loops, .cache_window = c->options.cache_window};
     size_t n = 1 + (size_t)(u * (N_PROMPT - 1));
     int64_t length;
     tl_status status = tl_prefix_pool_register(&length, s->pool, s->closing, c->prompt, n, &key);
@@ -111,7 +114,7 @@ static void read_statistics(worker *w)
     /* a failure of this thread's own: its message must be its own */
     char text[32];
     snprintf(text, sizeof text, "loops is %d;", 5000 + (int)w->index);
-    const tl_cache_options wrong = {sizeof wrong, 5000 + (int64_t)w->index, 0};
+    const tl_cache_options wrong = {.size = sizeof wrong, .loops = 5000 + (int64_t)w->index};
     int64_t length;
     tl_prefix_pool_register(&length, s->pool, s->model, s->canaries[0].prompt, 1, &wrong);
     w->n_wrong += strstr(tl_last_error(), text) == NULL;

@@ -10,7 +10,7 @@
 #include "base/crc32.h"
 #include "base/half.h"
 #include "base/random.h"
-#include "model/file.h"
+#include "tiny_specs.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -21,59 +21,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { TINY_MIXED = -1, TINY_MAX_TENSORS = 80, TINY_MAX_BLOBS = 4 };
-
-typedef struct tiny_spec {
-    int64_t vocab, hidden, n_heads, n_kv_heads, head_dim, ff;
-    int64_t prelude, core, coda; /* layers; a stage with none is left out; only the core loops */
-    bool inject;                 /* the core starts from zeros and gets its input in each loop */
-    bool core_norm;              /* a norm ends each loop */
-    bool tied;
-    bool llama3;   /* rescaled rotary frequencies */
-    int dtype;     /* tensor_dtype, or TINY_MIXED: tensor i has dtype i % 3 */
-    int64_t loops; /* loops_default */
-    int64_t loops_max_trained, max_positions; /* 0: unknown */
-    const int32_t *end_ids;
-    size_t n_end_ids;
-    uint64_t seed;
-} tiny_spec;
-
-/* Odd in every way; float32 so that a float64 reference can come close. */
-#define TINY_SPEC                                                                                  \
-    {                                                                                              \
-        .vocab = 50, .hidden = 20, .n_heads = 2, .n_kv_heads = 1, .head_dim = 10, .ff = 19,        \
-        .prelude = 1, .core = 2, .coda = 1, .inject = true, .core_norm = true, .tied = true,       \
-        .dtype = DTYPE_F32, .loops = 2, .seed = 1                                                  \
-    }
-
-/* Every size that is not a multiple of something; groups of 1, 2, 3 and 9 query heads; all
- * dtypes; with and without prelude, coda, injection and loop. */
-/* clang-format off */
-static const tiny_spec tiny_specs[] = {
-    TINY_SPEC,
-    {.vocab = 7, .hidden = 6, .n_heads = 3, .n_kv_heads = 1, .head_dim = 2, .ff = 5,
-     .prelude = 1, .core = 1, .coda = 1, .inject = true, .core_norm = true,
-     .dtype = DTYPE_F16, .loops = 3, .seed = 2},
-    {.vocab = 33, .hidden = 17, .n_heads = 2, .n_kv_heads = 2, .head_dim = 6, .ff = 19,
-     .core = 2, .coda = 1, .inject = true, .tied = true,
-     .dtype = DTYPE_BF16, .loops = 2, .seed = 3},
-    {.vocab = 50, .hidden = 17, .n_heads = 6, .n_kv_heads = 2, .head_dim = 6, .ff = 5,
-     .prelude = 2, .core = 1, .llama3 = true, .core_norm = true,
-     .dtype = TINY_MIXED, .loops = 4, .seed = 4},
-    {.vocab = 33, .hidden = 20, .n_heads = 4, .n_kv_heads = 2, .head_dim = 10, .ff = 19,
-     .prelude = 3, .llama3 = true,
-     .dtype = DTYPE_F32, .loops = 1, .seed = 5},
-    /* more query heads to a KV head than attention takes at once */
-    {.vocab = 7, .hidden = 6, .n_heads = 9, .n_kv_heads = 1, .head_dim = 2, .ff = 5,
-     .core = 1, .inject = true, .core_norm = true, .tied = true,
-     .dtype = DTYPE_F32, .loops = 2, .seed = 7},
-    /* more than one group of columns and more than one panel in every linear layer */
-    {.vocab = 70, .hidden = 131, .n_heads = 2, .n_kv_heads = 1, .head_dim = 66, .ff = 133,
-     .prelude = 1, .core = 1, .coda = 1, .inject = true, .core_norm = true, .tied = true,
-     .dtype = DTYPE_BF16, .loops = 2, .seed = 6},
-};
-/* clang-format on */
-enum { TINY_N_SPECS = sizeof tiny_specs / sizeof *tiny_specs };
+enum { TINY_MAX_TENSORS = 160, TINY_MAX_BLOBS = 4 };
 
 typedef struct tiny_tensor {
     char name[96];
@@ -102,56 +50,8 @@ typedef struct tiny_file {
 
 /* ---- what the file holds ---------------------------------------------------------------------- */
 
-static inline model_config tiny_config(const tiny_spec *spec)
-{
-    model_config c = {
-        .vocab_size = spec->vocab,
-        .hidden_size = spec->hidden,
-        .n_heads = spec->n_heads,
-        .n_kv_heads = spec->n_kv_heads,
-        .head_dim = spec->head_dim,
-        .ff_size = spec->ff,
-        .max_positions = spec->max_positions,
-        .bos_id = -1,
-        .pad_id = -1,
-        .norm_eps = 1e-6,
-        .activation_scale = 1,
-        .rope_theta = 10000,
-        .rotary_dim = spec->head_dim,
-        .embed_scale = 1,
-        .tied_head = spec->tied,
-        .logit_scale = 1,
-        .final_norm = 1,
-        .loops_default = spec->core > 0 ? spec->loops : 0,
-        .loops_max_trained = spec->loops_max_trained,
-        .damping = 1,
-        .state_init = spec->inject ? STATE_INIT_ZEROS : STATE_INIT_INPUT,
-        .inject = spec->inject ? INJECT_ADD : INJECT_NONE,
-        .inject_source = spec->inject,
-    };
-    if (spec->llama3) {
-        c.rope_scaling = ROPE_SCALING_LLAMA3;
-        c.rope_factor = 4;
-        c.rope_low_freq_factor = 1;
-        c.rope_high_freq_factor = 4;
-        c.rope_original_positions = 64;
-    }
-    const int64_t layers[] = {spec->prelude, spec->core, spec->coda};
-    int64_t first = 0;
-    for (int i = 0; i < 3; i++) {
-        if (layers[i] == 0)
-            continue;
-        int64_t *stage = &c.stage0_first_layer + 4 * c.n_stages++;
-        stage[0] = first;
-        stage[1] = layers[i];
-        stage[2] = i == 1;
-        stage[3] = i == 1 && spec->core_norm;
-        first += layers[i];
-    }
-    return c;
-}
-
-/* columns = 0: a vector. */
+/* columns = 0: a vector. Only matrices are int8, and bring their scales: one for each row, or in
+ * files of an even seed groups of 128 columns. */
 __attribute__((format(printf, 5, 6))) static inline void
 tiny_add(tiny_file *file, int dtype, int64_t rows, int64_t columns, const char *format, ...)
 {
@@ -165,45 +65,151 @@ tiny_add(tiny_file *file, int dtype, int64_t rows, int64_t columns, const char *
     tensor->columns = columns;
     tensor->dtype = dtype == TINY_MIXED ? (int)(file->n_tensors % 3) : dtype;
     file->n_tensors++;
+    if (dtype != DTYPE_I8)
+        return;
+    if (columns == 0 || strstr(tensor->name, "_gate") != NULL ||
+        strncmp(tensor->name, "exit", 4) == 0) {
+        tensor->dtype = DTYPE_F32;
+        return;
+    }
+    tiny_tensor *scale = &file->tensors[file->n_tensors++];
+    *scale = *tensor;
+    strcpy(strstr(scale->name, ".weight"), ".scale");
+    scale->columns = file->seed % 2 != 0 ? 1 : (columns + 127) / 128;
+    scale->dtype = DTYPE_F32;
 }
 
-static inline void tiny_add_layer(tiny_file *file, int dtype, long long n)
+static inline void tiny_add_norms(tiny_file *file, int dtype, long long n)
 {
     const model_config *c = &file->config;
-    int64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    int64_t hidden = c->hidden_size, ff = c->ff_size;
-    tiny_add(file, dtype, hidden, 0, "layers.%lld.attn_norm.weight", n);
+    bool in = !c->norm_weightless && c->norm_placement != NORM_POST_BRANCH;
+    bool out = !c->norm_weightless && c->norm_placement != NORM_PRE;
+    for (int i = 0; i < 2; i++) {
+        const char *block = i == 0 ? "attn" : "mlp";
+        if (in)
+            tiny_add(file, dtype, c->hidden_size, 0, "layers.%lld.%s_norm.weight", n, block);
+        if (out)
+            tiny_add(file, dtype, c->hidden_size, 0, "layers.%lld.%s_out_norm.weight", n, block);
+    }
+}
+
+static inline bool tiny_is_looped(const model_config *c, int64_t layer)
+{
+    int64_t s = 0;
+    while (layer >= config_stage_at(c, s).first_layer + config_stage_at(c, s).n_layers)
+        s++;
+    return config_stage_at(c, s).looped != 0;
+}
+
+static inline void tiny_add_attention(tiny_file *file, int dtype, long long n)
+{
+    const model_config *c = &file->config;
+    int64_t hidden = c->hidden_size, hd = c->head_dim;
+    int64_t q = c->n_heads * hd, kv = c->n_kv_heads * hd;
+    bool full = c->qk_norm == QK_NORM_FULL;
     tiny_add(file, dtype, q, hidden, "layers.%lld.attn.q.weight", n);
     tiny_add(file, dtype, kv, hidden, "layers.%lld.attn.k.weight", n);
     tiny_add(file, dtype, kv, hidden, "layers.%lld.attn.v.weight", n);
     tiny_add(file, dtype, hidden, q, "layers.%lld.attn.o.weight", n);
-    tiny_add(file, dtype, hidden, 0, "layers.%lld.mlp_norm.weight", n);
-    tiny_add(file, dtype, ff, hidden, "layers.%lld.mlp.gate.weight", n);
-    tiny_add(file, dtype, ff, hidden, "layers.%lld.mlp.up.weight", n);
-    tiny_add(file, dtype, hidden, ff, "layers.%lld.mlp.down.weight", n);
+    if (c->q_bias)
+        tiny_add(file, dtype, q, 0, "layers.%lld.attn.q.bias", n);
+    if (c->k_bias)
+        tiny_add(file, dtype, kv, 0, "layers.%lld.attn.k.bias", n);
+    if (c->v_bias)
+        tiny_add(file, dtype, kv, 0, "layers.%lld.attn.v.bias", n);
+    if (c->o_bias)
+        tiny_add(file, dtype, hidden, 0, "layers.%lld.attn.o.bias", n);
+    if (c->qk_norm && !c->qk_norm_weightless) {
+        tiny_add(file, dtype, full ? q : hd, 0, "layers.%lld.attn.q_norm.weight", n);
+        tiny_add(file, dtype, full ? kv : hd, 0, "layers.%lld.attn.k_norm.weight", n);
+    }
+    if (c->attn_out_gate)
+        tiny_add(file, dtype, q, hidden, "layers.%lld.attn.gate.weight", n);
+    if (c->value_embed && n % 2 != 0) {
+        tiny_add(file, dtype, c->n_kv_heads, c->value_embed_channels,
+                 "layers.%lld.attn.value_gate.weight", n);
+        tiny_add(file, dtype, c->vocab_size, kv, "layers.%lld.attn.value_embed.weight", n);
+    }
+    if (c->loop_attention && tiny_is_looped(c, n)) {
+        tiny_add(file, dtype, c->n_heads, hd, "layers.%lld.attn.loop_gate.weight", n);
+        tiny_add(file, dtype, c->n_heads, 0, "layers.%lld.attn.loop_gate.bias", n);
+    }
 }
 
-/* The spec's end_ids are borrowed until tiny_fill. */
-static inline tiny_file *tiny_plan(const tiny_spec *spec)
+static inline void tiny_add_mlp(tiny_file *file, int dtype, long long n)
+{
+    const model_config *c = &file->config;
+    int64_t hidden = c->hidden_size, ff = c->ff_size;
+    if (c->mlp_kind == MLP_GATED)
+        tiny_add(file, dtype, ff, hidden, "layers.%lld.mlp.gate.weight", n);
+    tiny_add(file, dtype, ff, hidden, "layers.%lld.mlp.up.weight", n);
+    tiny_add(file, dtype, hidden, ff, "layers.%lld.mlp.down.weight", n);
+    if (c->mlp_bias && c->mlp_kind == MLP_GATED)
+        tiny_add(file, dtype, ff, 0, "layers.%lld.mlp.gate.bias", n);
+    if (c->mlp_bias) {
+        tiny_add(file, dtype, ff, 0, "layers.%lld.mlp.up.bias", n);
+        tiny_add(file, dtype, hidden, 0, "layers.%lld.mlp.down.bias", n);
+    }
+}
+
+static inline void tiny_add_core(tiny_file *file, int dtype)
+{
+    const model_config *c = &file->config;
+    int64_t hidden = c->hidden_size;
+    if (c->norm_after_last == AFTER_LAST_OWN_NORM)
+        tiny_add(file, dtype, hidden, 0, "after_last_norm.weight");
+    if (c->state_init == STATE_INIT_TENSOR)
+        tiny_add(file, dtype, hidden, 0, "state_init.weight");
+    if (c->prelude_norm)
+        tiny_add(file, dtype, hidden, 0, "prelude_norm.weight");
+    if (c->inject == INJECT_CONCAT_LINEAR)
+        tiny_add(file, dtype, hidden, 2 * hidden, "inject.weight");
+    if (c->inject == INJECT_DIAGONAL) {
+        tiny_add(file, dtype, hidden, 0, "inject.a_log");
+        tiny_add(file, dtype, hidden, 0, "inject.dt_bias");
+        tiny_add(file, dtype, hidden, hidden, "inject.b.weight");
+    }
+    if (c->state_out_proj)
+        tiny_add(file, dtype, hidden, hidden, "state_out.weight");
+    if (c->exit_mode) {
+        tiny_add(file, dtype, 1, hidden, "exit.weight");
+        tiny_add(file, dtype, 1, 0, "exit.bias");
+    }
+}
+
+/* All that the configuration calls for. The spec, whose own configuration may be another, gives
+ * dtype, seed and end_ids; the last are borrowed until tiny_fill. */
+static inline tiny_file *tiny_plan_for(const tiny_spec *spec, const model_config *config)
 {
     tiny_file *file = calloc(1, sizeof *file);
-    file->config = tiny_config(spec);
+    file->config = *config;
     file->seed = spec->seed;
     const model_config *c = &file->config;
     tiny_add(file, spec->dtype, c->vocab_size, c->hidden_size, "embed.weight");
     if (!c->tied_head)
         tiny_add(file, spec->dtype, c->vocab_size, c->hidden_size, "head.weight");
-    tiny_add(file, spec->dtype, c->hidden_size, 0, "final_norm.weight");
+    if (c->final_norm == NORM_WITH_WEIGHT)
+        tiny_add(file, spec->dtype, c->hidden_size, 0, "final_norm.weight");
     for (int64_t s = 0; s < c->n_stages; s++)
-        if (config_stage_at(c, s).end_norm)
+        if (config_stage_at(c, s).end_norm == NORM_WITH_WEIGHT)
             tiny_add(file, spec->dtype, c->hidden_size, 0, "stages.%d.norm.weight", (int)s);
-    for (int64_t n = 0; n < config_n_layers(c); n++)
-        tiny_add_layer(file, spec->dtype, n);
+    tiny_add_core(file, spec->dtype);
+    for (int64_t n = 0; n < config_n_layers(c); n++) {
+        tiny_add_norms(file, spec->dtype, n);
+        tiny_add_attention(file, spec->dtype, n);
+        tiny_add_mlp(file, spec->dtype, n);
+    }
     file->blobs[file->n_blobs++] = (tiny_blob){"card", "a small model", 13};
     if (spec->n_end_ids > 0)
         file->blobs[file->n_blobs++] =
             (tiny_blob){"end_ids", spec->end_ids, spec->n_end_ids * sizeof *spec->end_ids};
     return file;
+}
+
+static inline tiny_file *tiny_plan(const tiny_spec *spec)
+{
+    const model_config config = tiny_config(spec);
+    return tiny_plan_for(spec, &config);
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------ */
@@ -241,6 +247,8 @@ static inline void tiny_put_weights(unsigned char *to, const tiny_tensor *tensor
     bool table = strstr(tensor->name, "embed") || strstr(tensor->name, "head");
     double scale = table ? 1 : sqrt(3.0 / (double)(tensor->columns > 0 ? tensor->columns : 12));
     double centre = tensor->columns > 0 ? 0 : 1;
+    if (strstr(tensor->name, ".scale"))
+        scale = 0.01 / sqrt((double)tensor->rows);
     size_t n = tensor->size / dtype_size((tensor_dtype)tensor->dtype);
     for (size_t i = 0; i < n; i++) {
         float value = (float)(centre + scale * (2 * random_uniform(key, i) - 1));
@@ -248,7 +256,9 @@ static inline void tiny_put_weights(unsigned char *to, const tiny_tensor *tensor
                                                    : (uint16_t)(float_to_bits(value) >> 16);
         if (tensor->dtype == DTYPE_F32)
             memcpy(to + 4 * i, &value, sizeof value);
-        else if (tensor->dtype != DTYPE_I8)
+        else if (tensor->dtype == DTYPE_I8)
+            to[i] = (unsigned char)(int8_t)(127 * (2 * random_uniform(key, i) - 1));
+        else
             memcpy(to + 2 * i, &half, sizeof half);
     }
 }
@@ -401,6 +411,30 @@ static inline tl_model *tiny_load(const tiny_spec *spec, const tl_model_options 
         exit(2);
     }
     return model;
+}
+
+/* ---- keys ------------------------------------------------------------------------------------- */
+
+/* `loops` of 0 are the file's; a nested schedule has as many inner loops. Tokens see only what is
+ * before them, also in a prefix-LM: then a text may come in parts. */
+static inline tl_cache_options tiny_key(const tl_model *model, int64_t loops, int64_t window)
+{
+    tl_model_info info = {.size = sizeof info};
+    tl_model_get_info(&info, model);
+    return (tl_cache_options){.size = sizeof(tl_cache_options),
+                              .loops = loops,
+                              .inner_loops = info.inner_loops_default > 0 ? loops : 0,
+                              .cache_window = window,
+                              .has_prefix_len = 1};
+}
+
+static inline void tiny_set_key(tl_generate_options *options, const tl_cache_options *key)
+{
+    options->loops = key->loops;
+    options->inner_loops = key->inner_loops;
+    options->cache_window = key->cache_window;
+    options->prefix_len = key->prefix_len;
+    options->has_prefix_len = key->has_prefix_len;
 }
 
 /* n token ids of a small vocabulary, the same for the same seed. */

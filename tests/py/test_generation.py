@@ -417,6 +417,7 @@ def test_every_method_of_a_closed_model_raises_with_its_name(tiny_path):
     arguments = {
         "logits": ([1],),
         "states": ([1],),
+        "exit_logits": ([1],),
         "generate": ([1],),
         "generate_stream": ([1],),
         "generate_with_pool": (pool, [1]),
@@ -430,7 +431,7 @@ def test_every_method_of_a_closed_model_raises_with_its_name(tiny_path):
     public = {
         name
         for name, member in inspect.getmembers(tl.Model, callable)
-        if not name.startswith("_") and name != "close"
+        if not name.startswith("_") and name not in ("close", "from_arrays")
     }
     assert public == set(arguments)
     for name, values in arguments.items():
@@ -452,13 +453,18 @@ def test_signatures():
     }
     assert text["generate"] == (
         "(self, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50, cache_window=0, *, "
-        "top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=None, stop_token_ids=None, pool=None)"
+        "top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=None, stop_token_ids=None, "
+        "prefix_len=None, pool=None)"
     )
-    assert text["register_prefix"] == "(self, pool, tokens, loops=None, cache_window=0)"
+    assert text["register_prefix"] == (
+        "(self, pool, tokens, loops=None, cache_window=0, *, prefix_len=None)"
+    )
     assert text["generate_with_pool"].startswith(
         "(self, pool, prompt, max_tokens=128, loops=None, temperature=1.0, top_k=50, cache_window=0"
     )
-    assert text["build_prefix_cache"] == "(self, tokens, loops=None, cache_window=0)"
+    assert text["build_prefix_cache"] == (
+        "(self, tokens, loops=None, cache_window=0, *, prefix_len=None)"
+    )
 
 
 def test_warnings_come_once(tiny_path):

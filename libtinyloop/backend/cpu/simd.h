@@ -95,6 +95,10 @@ SIMD_INLINE void vf_store_f16(uint16_t *p, vf a)
     _mm256_storeu_si256((__m256i *)p,
                         _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+SIMD_INLINE vf vf_load_i8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 SIMD_INLINE vi vi_load(const void *p)
 {
     return _mm512_loadu_si512(p);
@@ -223,6 +227,12 @@ SIMD_INLINE void vf_store_f16(uint16_t *p, vf v)
     _mm_storeu_si128((__m128i *)(p + 8),
                      _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+SIMD_INLINE vf vf_load_i8(const int8_t *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return (vf){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
 SIMD_INLINE vi vi_load(const void *p)
 {
     const __m256i *q = p;
@@ -342,6 +352,10 @@ SIMD_INLINE void vf_store_f16(uint16_t *p, vf v)
 {
     for (int i = 0; i < 16; i++)
         p[i] = float_to_f16(v.lane[i]);
+}
+SIMD_INLINE vf vf_load_i8(const int8_t *p)
+{
+    SIMD_EACH((float)p[i]);
 }
 SIMD_INLINE vi vi_load(const void *p)
 {
