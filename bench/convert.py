@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from report import environment, file_stem
+from report import environment, write_records
 
 N_SHARDS = 4
 N_LAYERS = 24
@@ -164,10 +164,7 @@ def main() -> None:
     for row in rows:
         peak = f", {row['peak_bytes'] / 1e6:.0f} MB at most" if row["peak_bytes"] else ""
         print(f"{row['name']:<16}{row['seconds']:6.2f} s,{row['times_copy']:5.2f} x copy{peak}")
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        path = arguments.out / f"{file_stem(about)}-convert.json"
-        path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    write_records(arguments.out, about, "convert", rows)
 
 
 if __name__ == "__main__":

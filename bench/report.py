@@ -144,6 +144,15 @@ def rates_text(rates: Rates, model: str) -> str:
     )
 
 
+def write_records(folder: Path | None, about: dict[str, Any], what: str, rows: list[Any]) -> None:
+    """Writes the JSON file of a benchmark named `what`, unless the folder is None."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{file_stem(about)}-{what}.json"
+    path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+
+
 def file_stem(about: dict[str, Any]) -> str:
     """<date>-<processor>, of characters that any file system takes."""
     slug = re.sub(r"[^a-z0-9]+", "-", about["processor"].lower()).strip("-")

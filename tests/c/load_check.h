@@ -13,6 +13,7 @@ static inline void use_model(tl_model *model)
     float *logits = malloc(3 * (size_t)info.vocab_size * sizeof *logits);
     const int32_t tokens[3] = {0};
     tl_cache_options options = tiny_key(model, info.loops_min, 0);
+    options.inner_loops = info.inner_loops_default > 0;
     CHECK_OK(tl_model_logits(logits, model, tokens, 3, NULL, &options));
     free(logits);
 }

@@ -350,15 +350,12 @@ TEST(reserved_fields_are_zero)
                        tl_model_logits(numbers, t.model, tokens, 3, NULL, &key));
         CHECK_RESERVED("tl_cache_options",
                        tl_model_states(numbers, t.model, tokens, 3, NULL, &key));
-        CHECK_RESERVED("tl_cache_options",
-                       tl_model_exit_logits(numbers, t.model, tokens, 3, &key));
+        CHECK_RESERVED("tl_cache_options", tl_model_exit_logits(numbers, t.model, tokens, 3, &key));
         CHECK_RESERVED("tl_cache_options",
                        tl_prefix_pool_register(&length, t.pool, t.model, tokens, 3, &key));
-        CHECK_RESERVED("tl_generate_options",
-                       tl_generate(&token, 1, &n, t.model, tokens, 3, &o));
-        CHECK_RESERVED(
-            "tl_generate_options",
-            tl_generate_from_prefix_cache(&token, 1, &n, t.model, t.cache, tokens, 3, &o));
+        CHECK_RESERVED("tl_generate_options", tl_generate(&token, 1, &n, t.model, tokens, 3, &o));
+        CHECK_RESERVED("tl_generate_options", tl_generate_from_prefix_cache(
+                                                  &token, 1, &n, t.model, t.cache, tokens, 3, &o));
         CHECK_RESERVED("tl_generate_options",
                        tl_prefix_pool_generate(&token, 1, &n, t.pool, t.model, tokens, 3, &o));
         CHECK_RESERVED("tl_generate_options", stream_and_release(t.model, &o));

@@ -31,12 +31,12 @@ static tl_status load_with(int spec, const tl_model_options *options)
     return status;
 }
 
-#define CHECK_OPTION_OF(SPEC, FIELD, VALUE, STATUS)                                                   \
+#define CHECK_OPTION_OF(SPEC, FIELD, VALUE, STATUS)                                                \
     do {                                                                                           \
         tl_model_options options = tiny_options(1);                                                \
         options.has_init_scale = 1;                                                                \
         options.FIELD = (VALUE);                                                                   \
-        if (CHECK_STATUS(load_with(SPEC, &options), STATUS) && (STATUS) != TL_STATUS_OK)                 \
+        if (CHECK_STATUS(load_with(SPEC, &options), STATUS) && (STATUS) != TL_STATUS_OK)           \
             CHECK_STR_HAS(tl_last_error(), (STATUS) == TL_STATUS_INVALID ? #FIELD : "device");     \
     } while (0)
 
@@ -110,8 +110,8 @@ TEST(init_scale_and_seed_change_noise_alone)
             double scale;
             uint64_t seed;
             bool differs;
-        } ways[] = {{1, 0, false},  {NAN, 1, true},          {0.5, 0, true},
-                    {0, 0, true},   {NAN, 1ull << 32, true}, {NAN, UINT64_MAX, true}};
+        } ways[] = {{1, 0, false}, {NAN, 1, true},          {0.5, 0, true},
+                    {0, 0, true},  {NAN, 1ull << 32, true}, {NAN, UINT64_MAX, true}};
         logits_with(first, spec, NAN, 0);
         for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
             logits_with(other, spec, ways[i].scale, ways[i].seed);

@@ -56,24 +56,16 @@ static void free_image(kv_memory_image *image)
     free(image);
 }
 
-/* Below 0 the window is a prefix of -window positions that see each other. */
-static attend_query visible(const float *q, float *out, int64_t position, int64_t window)
-{
-    int64_t prefix = window < 0 ? -window : 0;
-    return (attend_query){.q = q,
-                          .out = out,
-                          .first = window < 0 ? 0 : kv_first_visible(position, window),
-                          .last = position < prefix ? prefix - 1 : position};
-}
+/* The positions that a query sees. */
+typedef struct seen {
+    int64_t first, last;
+} seen;
 
-static void exact_attention(double *out, const kv_memory_image *image, const float *q,
-                            int64_t position, int64_t window)
+static void exact_attention(double *out, const kv_memory_image *image, const float *q, seen s)
 {
     size_t head_dim = image->layout.head_dim;
-    attend_query query = visible(q, NULL, position, window);
-    int64_t first = query.first, last = query.last;
     double scores[N_POSITIONS], largest = -INFINITY, sum = 0;
-    for (int64_t p = first; p <= last; p++) {
+    for (int64_t p = s.first; p <= s.last; p++) {
         scores[p] = 0;
         for (size_t d = 0; d < head_dim; d++)
             scores[p] += (double)q[d] * image->k[p][d];
@@ -81,7 +73,7 @@ static void exact_attention(double *out, const kv_memory_image *image, const flo
     }
     for (size_t d = 0; d < head_dim; d++)
         out[d] = 0;
-    for (int64_t p = first; p <= last; p++) {
+    for (int64_t p = s.first; p <= s.last; p++) {
         double weight = exp(scores[p] - largest);
         sum += weight;
         for (size_t d = 0; d < head_dim; d++)
@@ -91,18 +83,19 @@ static void exact_attention(double *out, const kv_memory_image *image, const flo
         out[d] /= sum;
 }
 
-/* out[i] for query i at position first + i / group, in tiles of `tile` queries. */
+/* out[i] for query i, which sees s[i], in tiles of `tile` queries. */
 static void attend_in_tiles(const cpu_kernels *set, const kv_memory_image *image, const float *q,
-                            size_t n, size_t group, int64_t first, int64_t window, size_t tile,
-                            float *out)
+                            size_t n, const seen *s, size_t tile, float *out)
 {
     size_t head_dim = image->layout.head_dim;
     for (size_t begin = 0; begin < n; begin += tile) {
         attend_query queries[CPU_ATTEND_QUERIES];
         size_t count = n - begin < tile ? n - begin : tile;
         for (size_t i = 0; i < count; i++)
-            queries[i] = visible(q + (begin + i) * head_dim, out + (begin + i) * head_dim,
-                                 first + (int64_t)((begin + i) / group), window);
+            queries[i] = (attend_query){.q = q + (begin + i) * head_dim,
+                                        .out = out + (begin + i) * head_dim,
+                                        .first = s[begin + i].first,
+                                        .last = s[begin + i].last};
         attend_args args = {.queries = queries,
                             .n_queries = count,
                             .blocks = image->blocks,
@@ -115,17 +108,16 @@ static void attend_in_tiles(const cpu_kernels *set, const kv_memory_image *image
 
 enum { N_QUERIES = 16 };
 
-static void check_attention(const kv_memory_image *image, int64_t first, size_t group,
-                            int64_t window)
+static void check_attention(const kv_memory_image *image, const seen *s)
 {
     size_t head_dim = image->layout.head_dim, size = N_QUERIES * head_dim * sizeof(float);
     float *q = malloc(size), *want = malloc(size), *out = malloc(size);
     for (size_t i = 0; i < N_QUERIES * head_dim; i++)
         q[i] = 4 * uniform(77, i) / sqrtf((float)head_dim); /* scores of some units */
-    attend_in_tiles(&cpu_kernels_portable, image, q, N_QUERIES, group, first, window, 1, want);
+    attend_in_tiles(&cpu_kernels_portable, image, q, N_QUERIES, s, 1, want);
     for (size_t i = 0; i < N_QUERIES; i++) {
         double exact[256];
-        exact_attention(exact, image, q + i * head_dim, first + (int64_t)(i / group), window);
+        exact_attention(exact, image, q + i * head_dim, s[i]);
         for (size_t d = 0; d < head_dim; d++)
             if (!CHECK_NEAR(want[i * head_dim + d], exact[d], 4e-6))
                 goto done;
@@ -134,10 +126,12 @@ static void check_attention(const kv_memory_image *image, int64_t first, size_t 
     {
         for (size_t tile = 1; tile <= CPU_ATTEND_QUERIES; tile++) {
             memset(out, 0, size);
-            attend_in_tiles(set, image, q, N_QUERIES, group, first, window, tile, out);
+            attend_in_tiles(set, image, q, N_QUERIES, s, tile, out);
             if (!test_check(memcmp(out, want, size) == 0, __FILE__, __LINE__,
-                            "%s, tile %zu, head_dim %zu, first %lld, window %lld: other bits",
-                            set->name, tile, head_dim, (long long)first, (long long)window))
+                            "%s, tile %zu, head_dim %zu, from %lld .. %lld to %lld .. %lld: other "
+                            "bits",
+                            set->name, tile, head_dim, (long long)s[0].first, (long long)s[0].last,
+                            (long long)s[N_QUERIES - 1].first, (long long)s[N_QUERIES - 1].last))
                 goto done;
         }
     }
@@ -147,22 +141,71 @@ done:
     free(out);
 }
 
+/* `group` queries at each position from `first` on, with a window, or with the two-sided positions
+ * below `prefix`. */
+static void check_positions(const kv_memory_image *image, int64_t first, size_t group,
+                            int64_t window, int64_t prefix)
+{
+    seen s[N_QUERIES];
+    for (size_t i = 0; i < N_QUERIES; i++) {
+        int64_t position = first + (int64_t)(i / group);
+        s[i].first = kv_first_visible(position, window);
+        s[i].last = position < prefix ? prefix - 1 : position;
+    }
+    check_attention(image, s);
+}
+
 /* Positions at the start, over a block's edge, at the end of the last block; windows from one
- * position to more than there are; 70 slides over two whole blocks. The blocks hold nothing beyond the last query. */
+ * position to more than there are, 70 slides over two whole blocks. Nothing is written beyond the
+ * last query. */
 static void check_attention_at(int32_t mode, size_t head_dim)
 {
-    static const int64_t firsts[] = {0, 25, 31, 60, 80},
-                         windows[] = {0, 1, 5, 32, 33, 40, 70, 1000};
-    for (size_t f = 0; f < 5; f++) {
+    static const int64_t firsts[] = {0, 25, 31, 60, 80};
+    static const int64_t windows[] = {0, 1, 5, 32, 33, 40, 70, 1000};
+    for (size_t f = 0; f < sizeof firsts / sizeof *firsts; f++) {
         for (size_t group = 1; group <= 3; group++) {
-            size_t n_written = (size_t)firsts[f] + (N_QUERIES - 1) / group + 1;
-            kv_memory_image *image = make_image(mode, head_dim, n_written);
+            int64_t first = firsts[f], n = first + (N_QUERIES - 1) / (int64_t)group + 1;
+            kv_memory_image *image = make_image(mode, head_dim, (size_t)n);
             for (size_t w = 0; w < sizeof windows / sizeof *windows; w++)
-                check_attention(image, firsts[f], group, windows[w]);
-            for (size_t seen = (size_t)firsts[f]; seen <= n_written; seen += 3)
-                check_attention(image, firsts[f], group, -(int64_t)seen); /* two-sided */
+                check_positions(image, first, group, windows[w], 0);
+            for (int64_t prefix = n; prefix > first; prefix -= 5)
+                check_positions(image, first, group, 0, prefix);
             free_image(image);
         }
+    }
+}
+
+/* Anything that ascends: both ends stay, step and jump, also over whole blocks, and neighbours may
+ * have nothing in common. */
+static void check_jumps(int32_t mode, size_t head_dim)
+{
+    static const int64_t firsts[][N_QUERIES] = {
+        {0, 0, 0, 0, 33, 33, 64, 64, 64, 90, 95, 95, 95, 95, 95, 95},
+        {0, 0, 70, 70, 70, 71, 72, 73, 94, 94, 94, 95, 95, 95, 95, 95},
+        {0, 0, 0, 31, 31, 32, 32, 63, 64, 64, 65, 65, 65, 65, 65, 66},
+        {0, 1, 2, 31, 64, 64, 65, 65, 65, 65, 65, 65, 65, 65, 65, 65},
+    };
+    static const int64_t lasts[][N_QUERIES] = {
+        {0, 0, 95, 95, 95, 95, 95, 95, 95, 95, 95, 95, 95, 95, 95, 95},
+        {10, 10, 80, 80, 80, 95, 95, 95, 95, 95, 95, 95, 95, 95, 95, 95},
+        {63, 63, 63, 63, 64, 64, 64, 64, 90, 90, 90, 90, 95, 95, 95, 95},
+        {31, 31, 31, 31, 64, 64, 65, 95, 95, 95, 95, 95, 95, 95, 95, 95},
+    };
+    kv_memory_image *image = make_image(mode, head_dim, N_POSITIONS);
+    for (size_t i = 0; i < sizeof firsts / sizeof *firsts; i++) {
+        seen s[N_QUERIES];
+        for (size_t q = 0; q < N_QUERIES; q++)
+            s[q] = (seen){firsts[i][q], lasts[i][q]};
+        check_attention(image, s);
+    }
+    free_image(image);
+}
+
+TEST(attend_jumps)
+{
+    for (size_t head_dim = 2; head_dim <= 66; head_dim += 16) {
+        check_jumps(TL_KV_MODE_FP16, head_dim);
+        check_jumps(TL_KV_MODE_FP32, head_dim);
     }
 }
 
@@ -186,13 +229,14 @@ TEST(attend_leaves_dropped_blocks_alone)
     kv_memory_image *image = make_image(TL_KV_MODE_FP32, 6, N_POSITIONS);
     void *first_block = image->blocks[0];
     float q[6], with[6], without[6];
+    seen s = {32, 64};
     fill(q, 6, 4);
     EACH_SET(set)
     {
         image->blocks[0] = first_block;
-        attend_in_tiles(set, image, q, 1, 1, 64, 33, 1, with);
-        image->blocks[0] = NULL; /* position 64 sees 32 .. 64 */
-        attend_in_tiles(set, image, q, 1, 1, 64, 33, 1, without);
+        attend_in_tiles(set, image, q, 1, &s, 1, with);
+        image->blocks[0] = NULL;
+        attend_in_tiles(set, image, q, 1, &s, 1, without);
         CHECK_MEM_EQ(with, without, sizeof with);
     }
     free_image(image);
@@ -202,13 +246,14 @@ TEST(attend_with_scores_far_apart)
 {
     kv_memory_image *image = make_image(TL_KV_MODE_FP32, 6, N_POSITIONS);
     float q[6], out[6];
+    seen s = {0, 95};
     for (size_t d = 0; d < 6; d++)
         q[d] = 400 * uniform(8, d);
     double exact[6];
-    exact_attention(exact, image, q, 95, 0);
+    exact_attention(exact, image, q, s);
     EACH_SET(set)
     {
-        attend_in_tiles(set, image, q, 1, 1, 95, 0, 1, out);
+        attend_in_tiles(set, image, q, 1, &s, 1, out);
         for (size_t d = 0; d < 6; d++)
             CHECK_NEAR(out[d], exact[d], 1e-3);
     }

@@ -15,8 +15,9 @@ typedef struct bad_field {
 #define SWITCH(name)  {#name, {2, -1, 1e18, NAN}} /* 0 or 1 */
 #define UNUSED(name)  {#name, {1, -1, 1e18, NAN}} /* 0 where nothing uses it */
 #define STAGE(n)                                                                                   \
-    {"stage" #n "_first_layer", {-1, 7, 1e18, NAN}}, {"stage" #n "_n_layers", {-1, 65537, 1e18, NAN}}, \
-    {"stage" #n "_looped", {-1, 2, 3, NAN}}, {"stage" #n "_end_norm", {-1, 3, 1e18, NAN}}
+    {"stage" #n "_first_layer", {-1, 7, 1e18, NAN}},                                               \
+    {"stage" #n "_n_layers", {-1, 65537, 1e18, NAN}}, {"stage" #n "_looped", {-1, 2, 3, NAN}},     \
+    {"stage" #n "_end_norm", {-1, 3, 1e18, NAN}}
 
 static const bad_field bad_fields[] = {
     {"vocab_size", {0, -1, 16777217, 1e18}},
@@ -267,9 +268,9 @@ static const combination combinations[] = {
     {PLAIN, {{"state_out_proj", 1}}, "state_out_proj is 1"},
     {PLAIN, {{"norm_after_last", 2}}, "norm_after_last is 2"},
     {PLAIN, {{"loop_attention", 1}}, "loop_attention is 1"},
-    {PLAIN, {{"loop_window", 7}}, "loop_window is 7"},
+    {PLAIN, {{"loop_window", 7}}, "loop_window is 7; it must be 0 where nothing uses it"},
     {PLAIN, {{"exit_mode", 1}, {"exit_threshold", 1}}, "exit_mode is 1"},
-    {PLAIN, {{"exit_threshold", 1}}, "exit_threshold is 1"},
+    {PLAIN, {{"exit_threshold", 1}}, "exit_threshold is 1; it must be 0 where nothing uses it"},
     {PLAIN, {{"schedule", 1}}, "a nested schedule has two stages"},
     /* the core's begin */
     {0, {{"state_init", 4}}, NULL},

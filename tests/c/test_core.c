@@ -3,7 +3,11 @@
 #include "model/noise.h"
 #include "wiring.h"
 
-#define EXIT(threshold) {"exit_mode", 1}, {"exit_threshold", threshold}
+#define EXIT(threshold)                                                                            \
+    {"exit_mode", 1},                                                                              \
+    {                                                                                              \
+        "exit_threshold", threshold                                                                \
+    }
 
 /* ---- initial states ---- */
 
@@ -174,6 +178,23 @@ TEST(a_tiny_threshold_takes_one_loop)
     }
 }
 
+/* A gate that always says one half: the sums are 1/2, 3/4, ... and all are exact. */
+TEST(a_sum_that_is_the_threshold_reaches_it)
+{
+    static const double thresholds[] = {0.5, 0.75, 0.875};
+    for (int64_t i = 0; i < 6; i++) { /* with one more loop than it takes, and with two */
+        int64_t taken = i % 3 + 1, loops = taken + 1 + i / 3;
+        tl_model *model =
+            LOAD_MADE_OF(zero, "exit.", "", TINY_OURO, {"exit_threshold", thresholds[i % 3]});
+        const tl_cache_options more = tiny_key(model, loops, 0), fewer = tiny_key(model, taken, 0);
+        float *all = logits_from(model, NULL, &more), *first = logits_from(model, NULL, &fewer);
+        CHECK_MEM_EQ(all, first, N * (size_t)model->config.vocab_size * sizeof *all);
+        free(all);
+        free(first);
+        tl_model_release(model);
+    }
+}
+
 TEST(states_and_gates_know_no_threshold)
 {
     tl_model *early = LOAD(TINY_OURO, {"exit_threshold", 1e-30});
@@ -200,7 +221,7 @@ TEST(states_and_gates_know_no_threshold)
     tl_model_release(late);
 }
 
-/* The loop, from 0, at which a token leaves; logits: of the gate, [loops, N] from the token's on. */
+/* The loop, from 0, at which a token leaves; logits: of the gate, [loops, N], from its own on. */
 static size_t leaves_at(const float *logits, size_t loops, double threshold)
 {
     double left = 1, sum = 0;
@@ -220,8 +241,8 @@ TEST(each_token_leaves_where_the_sum_reaches_the_threshold)
     static const double thresholds[] = {0.1, 0.3, 0.6, 0.7, 0.9, 0.97};
     int n_left_at[LOOPS] = {0};
     for (size_t t = 0; t < 6; t++) {
-        tl_model *model = LOAD_MADE_OF(minus_one, "exit.", "bias", TINY_OURO,
-                                       {"exit_threshold", thresholds[t]});
+        tl_model *model =
+            LOAD_MADE_OF(minus_one, "exit.", "bias", TINY_OURO, {"exit_threshold", thresholds[t]});
         size_t hidden = (size_t)model->config.hidden_size;
         float *states = states_of(model, LOOPS), *gates = exit_logits_of(model, LOOPS);
         int32_t tokens[N];
@@ -244,4 +265,40 @@ TEST(each_token_leaves_where_the_sum_reaches_the_threshold)
     }
     for (int i = 0; i < LOOPS; i++)
         CHECK(n_left_at[i] > 0);
+}
+
+/* ---- nested schedules ---- */
+
+/* One cycle, whose low state starts from zeros: low = stage(embedding), as in a model of that stage
+ * alone; then high = stage(embedding + low), as in a core that starts from a given embedding. */
+TEST(one_nested_cycle_is_made_of_flat_parts)
+{
+    tl_model *nested =
+        LOAD(TINY_HRM, {"state_init", STATE_INIT_ZEROS}, {"cycles_high", 1}, {"cycles_low", 1});
+    tl_model *low = LOAD(TINY_HRM, {"schedule", 0}, {"cycles_high", 0}, {"cycles_low", 0},
+                         {"state_init", 0}, {"inject", 0}, {"inject_source", 0}, {"n_stages", 1},
+                         {"stage0_looped", 0}, {"stage1_first_layer", 0}, {"stage1_n_layers", 0},
+                         {"stage1_looped", 0}, {"stage1_end_norm", 0});
+    tl_model *high = LOAD(TINY_HRM, {"schedule", 0}, {"cycles_high", 0}, {"cycles_low", 0},
+                          {"state_init", STATE_INIT_ZEROS}, {"inject_source", SOURCE_PRELUDE},
+                          {"stage0_looped", 0}, {"loops_default", 1});
+    size_t hidden = (size_t)nested->config.hidden_size, size = N * hidden;
+    int32_t tokens[N];
+    tiny_tokens(tokens, N, nested->config.vocab_size, 7);
+    float *embedded = malloc(size * sizeof *embedded), *both = malloc(2 * size * sizeof *both);
+    float *part = malloc(size * sizeof *part);
+    for (size_t i = 0; i < N; i++)
+        cpu_matrix_row(&nested->weights->embed, (size_t)tokens[i], 0, hidden,
+                       embedded + i * hidden);
+    CHECK_OK(tl_model_states(both, nested, tokens, N, NULL, NULL));
+    CHECK_OK(tl_model_states(part, low, tokens, N, NULL, NULL));
+    CHECK_MEM_EQ(both, part, size * sizeof *part);
+    CHECK_OK(tl_model_states(part, high, tokens, N, embedded, NULL));
+    CHECK_MEM_EQ(both + size, part, size * sizeof *part);
+    free(embedded);
+    free(both);
+    free(part);
+    tl_model_release(nested);
+    tl_model_release(low);
+    tl_model_release(high);
 }

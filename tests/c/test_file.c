@@ -51,7 +51,7 @@ TEST(sound_files_load)
         CHECK_EQ(info.head_dim, spec->head_dim);
         CHECK_EQ(info.n_layers, spec->prelude + spec->core + spec->coda);
         const model_config *c = &file->config;
-        CHECK_EQ(info.loops_default, spec->core == 0               ? 1
+        CHECK_EQ(info.loops_default, spec->core == 0                ? 1
                                      : c->schedule == SCHEDULE_FLAT ? spec->loops
                                                                     : c->cycles_high);
         CHECK_EQ(info.inner_loops_default, c->cycles_low);

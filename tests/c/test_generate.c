@@ -63,7 +63,8 @@ TEST(all_ways_give_the_same_tokens)
         tiny_tokens(prompt, N_PROMPT, tiny_specs[s].vocab, s);
         for (int w = 0; w < (s < 5 ? 6 : 2); w++) { /* the others are large, or take long */
             tl_generate_options options = w % 2 ? greedy(N_NEW) : sampled(N_NEW, (uint64_t)w);
-            const tl_cache_options key = tiny_key(model, tiny_specs[s].core > 0 ? w : 0, windows[w]);
+            const tl_cache_options key =
+                tiny_key(model, tiny_specs[s].core > 0 ? w : 0, windows[w]);
             tiny_set_key(&options, &key);
             check_options(model, prompt, &options, s == 0 && w < 2 ? 1 : 22);
         }

@@ -1,13 +1,10 @@
-/* backend/cpu/: the kernels but attention against float64, and bit equality of instruction sets
- * and tiles. */
+/* backend/cpu/: linear layers against float64, and bit equality of instruction sets and tiles; how
+ * their weights are packed; the choice of a set. */
 #include "base/half.h"
 #include "base/memory.h"
 #include "kernel_sets.h"
 #include "test.h"
 #include "tiny_model.h"
-
-#define SIMD_PORTABLE
-#include "backend/cpu/simd.h"
 
 /* ---- linear ---- */
 
@@ -117,6 +114,20 @@ static test_matrix make_of_parts(test_part *parts, int n_parts, size_t columns)
     return m;
 }
 
+/* One tensor of int8 and its scales, both of which are closed. */
+static cpu_matrix pack_whole(stored_tensor *values, stored_tensor *scales)
+{
+    cpu_matrix matrix;
+    thread_pool *threads;
+    CHECK_OK(thread_pool_create(&threads, 1));
+    CHECK_OK(cpu_matrix_pack(&matrix, &(weight_matrix){&values->tensor, &scales->tensor}, 1,
+                             (size_t)values->tensor.shape[1], threads));
+    thread_pool_destroy(threads);
+    close(values->file.fd);
+    close(scales->file.fd);
+    return matrix;
+}
+
 /* Tensors one above the other (the first may be all), the i-th of dtypes[i]. */
 static test_matrix make_matrix(const size_t *rows, int n_tensors, size_t columns,
                                const tensor_dtype *dtypes)
@@ -203,11 +214,28 @@ static void check_linear_add(const cpu_kernels *set, const test_matrix *m, const
     free(added);
 }
 
+/* A packed row gives the values back, and any part of it does. */
+static void check_packed_rows(const test_matrix *m)
+{
+    float *row = malloc(m->columns * sizeof *row);
+    for (size_t r = 0; r < m->rows; r++) {
+        const float *values = m->values + r * m->columns;
+        for (size_t first = 0; first < m->columns; first = 2 * first + 1) {
+            size_t n = (m->columns - first + 1) / (first % 4 + 1);
+            n = n < m->columns - first ? n : m->columns - first;
+            cpu_matrix_row(&m->packed, r, first, n, row);
+            CHECK_MEM_EQ(row, values + first, n * sizeof *row);
+        }
+    }
+    free(row);
+}
+
 /* Frees the matrix. */
 static void check_matrix(test_matrix *matrix)
 {
     test_matrix m = *matrix;
     size_t columns = m.columns;
+    check_packed_rows(&m);
     float *x = malloc(MAX_ROWS * columns * sizeof *x);
     fill(x, MAX_ROWS * columns, 11);
     size_t size = MAX_ROWS * m.rows * sizeof(float);
@@ -284,29 +312,74 @@ TEST(linear_of_three_tensors)
 TEST(linear_of_a_narrow_part)
 {
     for (int dtype = DTYPE_F32; dtype <= DTYPE_I8; dtype++) {
-        test_part parts[] = {{.dtype = (tensor_dtype)dtype, .rows = 61, .width = 140},
-                             {.dtype = (tensor_dtype)dtype, .rows = 3, .width = 5}};
-        test_matrix m = make_of_parts(parts, 2, 140);
-        check_matrix(&m);
+        static const size_t widths[] = {5, 128, 140, 257};
+        for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+            test_part parts[] = {{.dtype = (tensor_dtype)dtype, .rows = 61, .width = 300},
+                                 {.dtype = (tensor_dtype)dtype, .rows = 3, .width = widths[i]}};
+            test_matrix m = make_of_parts(parts, 2, 300);
+            check_matrix(&m);
+        }
     }
 }
 
-TEST(packed_rows_can_be_read)
+/* Sums that float32 holds exactly, of the largest int8 numbers. */
+TEST(linear_of_extreme_int8)
+{
+    enum { ROWS = 3, COLUMNS = 300, N_GROUPS = 3 };
+    int8_t values[ROWS][COLUMNS];
+    float x[COLUMNS], y[ROWS], scales[ROWS][N_GROUPS] = {{1, 0.5f, 2}, {-1, 0, 4}, {8, 8, 8}};
+    for (size_t c = 0; c < COLUMNS; c++) {
+        values[0][c] = -128;
+        values[1][c] = 127;
+        values[2][c] = c % 2 ? 127 : -128;
+        x[c] = (float)(c % 5) - 1;
+    }
+    stored_tensor value, scale;
+    store_tensor(&value, values, DTYPE_I8, ROWS, COLUMNS);
+    store_tensor(&scale, scales, DTYPE_F32, ROWS, N_GROUPS);
+    cpu_matrix matrix = pack_whole(&value, &scale);
+    EACH_SET(set)
+    {
+        set->linear(&matrix, 0, 1, x, COLUMNS, 1, y, ROWS, false);
+        for (size_t o = 0; o < ROWS; o++) {
+            double exact = 0;
+            for (size_t c = 0; c < COLUMNS; c++)
+                exact += (double)values[o][c] * scales[o][c / CPU_KG] * x[c];
+            CHECK(y[o] == exact);
+        }
+    }
+    cpu_matrix_clear(&matrix);
+}
+
+/* What is not finite stays in its own row of x, whichever tile it is in. */
+TEST(linear_keeps_rows_apart)
 {
     for (int dtype = DTYPE_F32; dtype <= DTYPE_I8; dtype++) {
-        test_matrix m = make_matrix(&(size_t){71}, 1, 133, &(tensor_dtype){(tensor_dtype)dtype});
-        float row[133];
-        for (size_t r = 0; r < m.rows; r++) {
-            cpu_matrix_row(&m.packed, r, 0, 133, row);
-            CHECK_MEM_EQ(row, m.values + r * 133, sizeof row);
-            cpu_matrix_row(&m.packed, r, 127, 4, row);
-            CHECK_MEM_EQ(row, m.values + r * 133 + 127, 4 * sizeof *row);
+        enum { N_ROWS = 7, COLUMNS = 133 };
+        test_matrix m =
+            make_matrix(&(size_t){20}, 1, COLUMNS, &(tensor_dtype){(tensor_dtype)dtype});
+        float x[N_ROWS * COLUMNS], clean[N_ROWS * 20], y[N_ROWS * 20];
+        EACH_SET(set)
+        {
+            for (size_t r = 0; r < N_ROWS; r++) {
+                fill(x, N_ROWS * COLUMNS, 11);
+                set->linear(&m.packed, 0, 1, x, COLUMNS, N_ROWS, clean, 20, false);
+                x[r * COLUMNS + 20 * r] = NAN;
+                x[(r + 2) % N_ROWS * COLUMNS + COLUMNS - 1] = INFINITY;
+                set->linear(&m.packed, 0, 1, x, COLUMNS, N_ROWS, y, 20, false);
+                for (size_t i = 0; i < N_ROWS * 20; i++) {
+                    size_t row = i / 20;
+                    CHECK(row == r                  ? isnan(y[i])
+                          : row == (r + 2) % N_ROWS ? !isfinite(y[i])
+                                                    : y[i] == clean[i]);
+                }
+            }
         }
         free_matrix(&m);
     }
 }
 
-TEST(packing_without_memory)
+TEST(packing_that_fails)
 {
     int8_t values[200] = {1};
     float scales[2] = {1, 1};
@@ -318,236 +391,33 @@ TEST(packing_without_memory)
     REQUIRE_OK(thread_pool_create(&threads, 1));
     cpu_matrix matrix;
     int64_t live = mem_live();
-    for (int64_t n = 0; n < 4; n++) { /* data, scales, and both of a lane's buffers */
+    for (int64_t n = 0; n <= 4; n++) { /* data, scales, and both of a lane's buffers; all is well */
         mem_fail_at(n);
-        CHECK_STATUS(cpu_matrix_pack(&matrix, &part, 1, 100, threads), TL_STATUS_NOMEM);
-        CHECK(matrix.data == NULL && matrix.scales == NULL);
+        CHECK_STATUS(cpu_matrix_pack(&matrix, &part, 1, 100, threads),
+                     n < 4 ? TL_STATUS_NOMEM : TL_STATUS_OK);
+        CHECK((matrix.data != NULL && matrix.scales != NULL) == (n == 4));
+        cpu_matrix_clear(&matrix);
         CHECK_EQ(mem_live(), live);
     }
     mem_fail_at(-1);
+    for (int i = 0; i < 2; i++) { /* a file that has become shorter */
+        stored_tensor *cut = i == 0 ? &value : &scale;
+        REQUIRE(ftruncate(cut->file.fd, (off_t)cut->tensor.size - 1) == 0);
+        CHECK_STATUS(cpu_matrix_pack(&matrix, &part, 1, 100, threads), TL_STATUS_IO);
+        CHECK(matrix.data == NULL && matrix.scales == NULL);
+        CHECK_EQ(mem_live(), live);
+        REQUIRE(ftruncate(cut->file.fd, (off_t)cut->tensor.size) == 0);
+    }
     /* panels larger than the address space */
-    value.tensor.dtype = DTYPE_F32;
-    CHECK_STATUS(cpu_matrix_pack(&matrix, &part, 1, INT64_MAX, threads), TL_STATUS_NOMEM);
-    CHECK(matrix.data == NULL);
+    for (int dtype = DTYPE_F32; dtype <= DTYPE_I8; dtype++) {
+        value.tensor.dtype = (tensor_dtype)dtype;
+        CHECK_STATUS(cpu_matrix_pack(&matrix, &part, 1, INT64_MAX, threads), TL_STATUS_NOMEM);
+        CHECK(matrix.data == NULL && matrix.scales == NULL);
+        CHECK_EQ(mem_live(), live);
+    }
     thread_pool_destroy(threads);
     close(value.file.fd);
     close(scale.file.fd);
-}
-
-/* ---- rows ---- */
-
-TEST(rms_norm)
-{
-    for (size_t n = 1; n <= 150; n += 1 + n / 20) {
-        float x[160], weight[160], first[160], out[160];
-        fill(x, n, n);
-        fill(weight, n, n + 1000);
-        double squares = 0;
-        for (size_t i = 0; i < n; i++)
-            squares += (double)x[i] * x[i];
-        double scale = 1 / sqrt(squares / (double)n + 1e-5);
-        EACH_SET(set)
-        {
-            for (size_t i = 0; i < 160; i++)
-                out[i] = 12345;
-            set->rms_norm(out, x, weight, n, 1e-5f);
-            for (size_t i = 0; i < n; i++) {
-                double exact = x[i] * scale * weight[i];
-                CHECK_NEAR(out[i], exact, fabs(exact) * 16 * 0x1p-24);
-            }
-            for (size_t i = n; i < 160; i++)
-                CHECK(out[i] == 12345);
-            if (set_index == 0)
-                memcpy(first, out, sizeof first);
-            CHECK_MEM_EQ(out, first, n * sizeof *out);
-            memcpy(out, x, n * sizeof *out);
-            set->rms_norm(out, out, weight, n, 1e-5f); /* in place */
-            CHECK_MEM_EQ(out, first, n * sizeof *out);
-        }
-    }
-}
-
-/* Units in the last place between a float and the exact value. */
-static double ulps(float got, double exact)
-{
-    int exponent;
-    frexp(exact, &exponent);
-    return fabs(got - exact) / ldexp(1, exponent - 24);
-}
-
-TEST(exp_is_within_two_ulps)
-{
-    double worst = 0;
-    for (int i = 0; i < 200000; i++) {
-        float x = (float)(-87.3 + 175.6 * i / 200000);
-        worst = fmax(worst, ulps(vf_exp(vf_set1(x)).lane[i % 16], exp(x)));
-    }
-    CHECK(worst <= 2);
-    CHECK(vf_exp(vf_zero()).lane[3] == 1);
-    CHECK(vf_exp(vf_set1(-INFINITY)).lane[0] == vf_exp(vf_set1(-87.3f)).lane[0]);
-    CHECK(isinf(vf_exp(vf_set1(88.4f)).lane[0]) && isinf(vf_exp(vf_set1(INFINITY)).lane[0]));
-    CHECK(isnan(vf_exp(vf_set1(NAN)).lane[0]));
-}
-
-/* ---- activations ---- */
-
-static double exact_activation(int64_t kind, double x)
-{
-    switch (kind) {
-    case ACTIVATION_SILU:
-        return x / (1 + exp(-x));
-    case ACTIVATION_GELU:
-        return 0.5 * x * erfc(-x / sqrt(2));
-    case ACTIVATION_GELU_TANH:
-        return x / (1 + exp(-2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    default:
-        return x > 0 ? x * x : 0;
-    }
-}
-
-/* silu: e^x, an addition, a division, two multiplications. The others have a polynomial: of erfc
- * within 1.5e-7, times |x| / 2; or of what goes into e^x, whose error grows with it. */
-static bool is_near(int64_t kind, float got, double exact, double x)
-{
-    if (kind == ACTIVATION_SILU || kind == ACTIVATION_RELU2)
-        return exact == 0 ? got == 0 : ulps(got, exact) <= 5;
-    return fabs(got - exact) <= 2.5e-7 * fmax(fabs(x), 0.1);
-}
-
-/* x over the range of e^x, and closely around 0. */
-static void check_activation(int64_t kind, bool gated)
-{
-    enum { N = 4001 };
-    static float gate[N], up[N], first[N], out[N];
-    for (size_t i = 0; i < N; i++) {
-        gate[i] = (float)(i % 2 ? -87 + 187.0 * (double)i / (N - 1) : -8 + 16.0 * i / (N - 1));
-        up[i] = 1 + uniform(3, i) / 2;
-    }
-    EACH_SET(set)
-    {
-        memcpy(out, gate, sizeof out);
-        set->activate(kind, 0.5f, out, gated ? up : NULL, N);
-        for (size_t i = 0; i < N; i++) {
-            double factor = gated ? 0.5 * up[i] : 0.5;
-            double exact = exact_activation(kind, gate[i]) * factor;
-            if (!test_check(is_near(kind, out[i], exact, gate[i]), __FILE__, __LINE__,
-                            "activation %d of %g: %g, not %g", (int)kind, (double)gate[i],
-                            (double)out[i], exact))
-                break;
-        }
-        if (set_index == 0)
-            memcpy(first, out, sizeof out);
-        CHECK_MEM_EQ(out, first, sizeof out);
-        for (size_t n = 1; n < 40; n++) {
-            memcpy(out, gate, sizeof out);
-            set->activate(kind, 0.5f, out, gated ? up : NULL, n);
-            CHECK_MEM_EQ(out, first, n * sizeof *out);
-            CHECK_MEM_EQ(out + n, gate + n, sizeof out - n * sizeof *out);
-        }
-    }
-}
-
-TEST(activations)
-{
-    for (int64_t kind = ACTIVATION_SILU; kind <= ACTIVATION_RELU2; kind++) {
-        check_activation(kind, true);
-        check_activation(kind, false);
-    }
-}
-
-TEST(activations_of_huge_numbers)
-{
-    static const float far[] = {-100, -1e3f, -1e10f, -1e18f};
-    for (int64_t kind = ACTIVATION_SILU; kind <= ACTIVATION_RELU2; kind++) {
-        for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
-            EACH_SET(set)
-            {
-                float gate = far[i], up = 1, nan = NAN;
-                set->activate(kind, 1, &gate, &up, 1);
-                CHECK_NEAR(gate, 0, 1e-30); /* below float's normal numbers, exactly */
-                gate = -far[i];
-                set->activate(kind, 1, &gate, NULL, 1);
-                CHECK(gate == (kind == ACTIVATION_RELU2 ? far[i] * far[i] : -far[i]));
-                set->activate(kind, 1, &nan, NULL, 1);
-                CHECK(isnan(nan));
-            }
-        }
-    }
-}
-
-TEST(sigmoid_mul)
-{
-    enum { N = 301 };
-    float gate[N], x[N], first[N], out[N];
-    for (size_t i = 0; i < N; i++)
-        gate[i] = (float)(-90 + 180.0 * (double)i / (N - 1));
-    fill(x, N, 6);
-    EACH_SET(set)
-    {
-        for (size_t n = 1; n <= N; n += 1 + n / 7) {
-            memcpy(out, x, sizeof out);
-            set->sigmoid_mul(out, gate, n);
-            for (size_t i = 0; i < n; i++)
-                CHECK_NEAR(out[i], x[i] / (1 + exp(-(double)gate[i])), 3e-7 * fabs(x[i]) + 1e-38);
-            CHECK_MEM_EQ(out + n, x + n, (N - n) * sizeof *out);
-        }
-        set->sigmoid_mul(memcpy(out, x, sizeof out), gate, N);
-        if (set_index == 0)
-            memcpy(first, out, sizeof out);
-        CHECK_MEM_EQ(out, first, sizeof out);
-    }
-}
-
-TEST(dot)
-{
-    float a[160], b[160], first = 0;
-    fill(a, 160, 1);
-    fill(b, 160, 2);
-    for (size_t n = 1; n <= 160; n += 1 + n / 20) {
-        double exact = 0;
-        for (size_t i = 0; i < n; i++)
-            exact += (double)a[i] * b[i];
-        EACH_SET(set)
-        {
-            float sum = set->dot(a, b, n);
-            CHECK_NEAR(sum, exact, 1e-6 * (double)n);
-            if (set_index == 0)
-                first = sum;
-            CHECK(sum == first);
-        }
-    }
-}
-
-TEST(store_kv)
-{
-    float x[40];
-    for (size_t i = 0; i < 40; i++)
-        x[i] = uniform(5, i) * ldexpf(1, (int)(i % 40) - 26); /* subnormal halves too */
-    x[7] = 70000;
-    x[8] = -65520;
-    x[9] = -0.0f;
-    kv_layout half = kv_layout_make(TL_KV_MODE_FP16, 2, 1, 40);
-    kv_layout full = kv_layout_make(TL_KV_MODE_FP32, 4, 1, 40);
-    for (size_t n = 1; n <= 40; n++) {
-        for (size_t stride = 1; stride <= 3; stride++) {
-            EACH_SET(set)
-            {
-                uint16_t halves[120];
-                float floats[120];
-                for (size_t i = 0; i < 120; i++) {
-                    halves[i] = 0xABCD;
-                    floats[i] = 12345;
-                }
-                set->store_kv(halves, x, n, stride, &half);
-                set->store_kv(floats, x, n, stride, &full);
-                for (size_t i = 0; i < 120; i++) {
-                    bool written = i % stride == 0 && i / stride < n;
-                    REQUIRE(halves[i] == (written ? float_to_f16(x[i / stride]) : 0xABCD));
-                    REQUIRE(floats[i] == (written ? x[i / stride] : 12345));
-                }
-            }
-        }
-    }
 }
 
 /* ---- the choice of a set ---- */

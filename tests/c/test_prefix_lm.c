@@ -1,5 +1,5 @@
-/* Prefix-LMs: the first prefix_len tokens see each other. They go through the layers together, and a
- * cache of them serves nothing but exactly them. */
+/* Prefix-LMs: the first prefix_len tokens see each other. They go through the layers together, and
+ * a cache of them serves nothing but exactly them. */
 #include "base/memory.h"
 #include "law.h"
 #include "outputs.h"
@@ -93,8 +93,8 @@ TEST(tokens_of_the_prefix_see_each_other_and_the_rest_what_is_before)
                 bool sees[N];
                 find_seers(sees, model, changed, (int64_t)prefixes[p], 0);
                 for (size_t i = 0; i < N; i++)
-                    test_check(sees[i] == (i >= changed ||
-                                           (i < prefixes[p] && changed < prefixes[p])),
+                    test_check(sees[i] ==
+                                   (i >= changed || (i < prefixes[p] && changed < prefixes[p])),
                                __FILE__, __LINE__, "prefix %zu: %zu %s %zu", prefixes[p], i,
                                sees[i] ? "sees" : "does not see", changed);
             }
@@ -208,9 +208,8 @@ TEST(batches)
         REQUIRE_OK(run_pass_create(&pass, model, 64));
         for (size_t i = 0; i < N_MEMBERS; i++) {
             size_t before = members[i].n_before, n = members[i].n;
-            cache_key key = {.loops = 2,
-                             .inner_loops = nested ? 2 : 0,
-                             .prefix_len = members[i].prefix};
+            cache_key key = {
+                .loops = 2, .inner_loops = nested ? 2 : 0, .prefix_len = members[i].prefix};
             tl_kv_cache *alone;
             want[i] = malloc((before + n) * hidden * sizeof *want[i]);
             REQUIRE_OK(kv_cache_create(&alone, model, key));
@@ -491,8 +490,8 @@ TEST(keys_have_both_loops_and_the_prefix)
 
 /* ---- no memory ---- */
 
-/* Every allocation of a request fails once: the plain path follows, or there is an error; afterwards
- * all is as it was. */
+/* Every allocation of a request fails once: the plain path follows, or there is an error;
+ * afterwards all is as it was. */
 TEST(requests_without_memory)
 {
     tl_model *model = load(true, 2, CHUNK);

@@ -278,7 +278,11 @@ TEST(a_loop_window_bounds_the_kv_of_later_loops)
 
 /* ---- what amounts to something simpler ---- */
 
-#define NO_INJECT {"state_init", 0}, {"inject", 0}, {"inject_source", 0}
+#define NO_INJECT                                                                                  \
+    {"state_init", 0}, {"inject", 0},                                                              \
+    {                                                                                              \
+        "inject_source", 0                                                                         \
+    }
 
 /* The same layers, run once. */
 static tl_model *load_unlooped(int spec)
@@ -309,12 +313,20 @@ TEST(one_loop_of_a_core_that_gets_nothing_is_a_plain_model)
     }
 }
 
+TEST(an_injection_that_skips_the_first_loop)
+{
+    CHECK(same_logits(LOAD(0, {"state_init", 0}, {"inject_skip_first", 1}, {"loops_default", 1}),
+                      LOAD(0, NO_INJECT, {"loops_default", 1})));
+    CHECK(!same_logits(LOAD(0, {"state_init", 0}, {"inject_skip_first", 1}), LOAD(0, NO_INJECT)));
+    CHECK(!same_logits(LOAD(0, {"state_init", 0}, {"inject_skip_first", 1}),
+                       LOAD(0, {"state_init", 0})));
+}
+
 TEST(a_norm_without_weight_is_one_of_ones)
 {
     for (int p = 0; p < 4; p++)
-        CHECK(same_logits(
-            LOAD_MADE_OF(one, "layers.", "_norm", 0, {"norm_placement", p}),
-            LOAD(0, {"norm_placement", p}, {"norm_weightless", 1})));
+        CHECK(same_logits(LOAD_MADE_OF(one, "layers.", "_norm", 0, {"norm_placement", p}),
+                          LOAD(0, {"norm_placement", p}, {"norm_weightless", 1})));
     for (int kind = 1; kind <= 2; kind++)
         CHECK(same_logits(
             LOAD_MADE_OF(one, "layers.", "_norm", 0, QK_NORM(kind), {"norm_weightless", 1}),
@@ -344,9 +356,9 @@ TEST(an_injection_that_joins_is_a_sum_of_identities)
  * the loop's own. */
 TEST(gates_that_are_open_or_shut)
 {
-    CHECK(same_logits(LOAD_MADE_OF(most, "layers.", "loop_gate.bias", TINY_IQUEST),
-                      LOAD_MADE_OF(most, "layers.", "loop_gate.bias", TINY_IQUEST,
-                                   {"loop_window", 3})));
+    CHECK(same_logits(
+        LOAD_MADE_OF(most, "layers.", "loop_gate.bias", TINY_IQUEST),
+        LOAD_MADE_OF(most, "layers.", "loop_gate.bias", TINY_IQUEST, {"loop_window", 3})));
     CHECK(same_logits(LOAD_MADE_OF(least, "layers.", "loop_gate.bias", TINY_IQUEST),
                       LOAD(TINY_IQUEST, {"loop_attention", 0})));
     CHECK(!same_logits(LOAD_MADE_OF(most, "layers.", "loop_gate.bias", TINY_IQUEST),
@@ -355,7 +367,8 @@ TEST(gates_that_are_open_or_shut)
 
 TEST(a_loop_window_that_sees_all_is_none)
 {
-    CHECK(same_logits(LOAD(TINY_IQUEST, {"loop_window", N}), LOAD(TINY_IQUEST, {"loop_window", 0})));
+    CHECK(
+        same_logits(LOAD(TINY_IQUEST, {"loop_window", N}), LOAD(TINY_IQUEST, {"loop_window", 0})));
     CHECK(same_logits(LOAD(TINY_IQUEST, {"loop_window", 1e18}),
                       LOAD(TINY_IQUEST, {"loop_window", 0})));
     CHECK(!same_logits(LOAD(TINY_IQUEST, {"loop_window", N - 1}),

@@ -25,7 +25,8 @@ static inline tl_model *load_setting(int spec, const setting *settings)
 #define LOAD(SPEC, ...) load_setting(SPEC, (const setting[]){__VA_ARGS__ __VA_OPT__(, ){NULL, 0}})
 
 /* Of N tokens, [N, vocab]; the caller frees. */
-static inline float *logits_from(tl_model *model, const float *init_state, const tl_cache_options *key)
+static inline float *logits_from(tl_model *model, const float *init_state,
+                                 const tl_cache_options *key)
 {
     int32_t tokens[N];
     tiny_tokens(tokens, N, model->config.vocab_size, 7);
@@ -103,7 +104,7 @@ static inline float identity(const tiny_tensor *tensor, size_t row, size_t colum
 
 /* The file, with all tensors whose name begins and goes on so made of `value`. */
 static inline tl_model *load_made_of(int spec, const setting *settings, const char *begin,
-                              const char *part, element value)
+                                     const char *part, element value)
 {
     tiny_file *file = make_with(&tiny_specs[spec], settings);
     size_t n_found = 0;

@@ -27,9 +27,16 @@ static void use(tl_model *model)
     tl_generate_options options = TL_GENERATE_OPTIONS_INIT;
     options.max_tokens = 3;
     options.temperature = 0;
-    options.loops = info.loops_min;
+    tl_cache_options key = tiny_key(model, info.loops_min, 0);
+    key.inner_loops = info.inner_loops_default > 0;
+    tiny_set_key(&options, &key);
+    options.has_prefix_len = 0; /* in a prefix-LM the prompt sees all of itself */
     tl_status status = tl_generate(tokens, 3, &n_tokens, model, prompt, 3, &options);
     require(status == TL_STATUS_OK || status == TL_STATUS_NUMERIC, "generate", status);
+    float *gates = malloc((size_t)info.loops_min * 3 * sizeof *gates);
+    status = tl_model_exit_logits(gates, model, prompt, 3, &key);
+    require(status == TL_STATUS_OK || status == TL_STATUS_INVALID, "exit logits", status);
+    free(gates);
     const void *card;
     size_t size;
     require(tl_model_blob(&card, &size, model, "card") == TL_STATUS_OK, "blob", 0);

@@ -16,6 +16,21 @@ static const struct { const char *name; tiny_spec spec; } seeds[] = {
     {"mixed_two_stages", {.vocab = 3, .hidden = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2,
                           .ff = 1, .prelude = 1, .core = 1, .inject = true, .tied = true,
                           .dtype = TINY_MIXED, .loops = 1, .seed = 4}},
+    {"ouro", {.vocab = 3, .hidden = 2, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ff = 1,
+              .core = 1, .dtype = DTYPE_F32, .loops = 3, .seed = 5, .wiring = tiny_ouro}},
+    {"huginn", {.vocab = 3, .hidden = 2, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ff = 1,
+                .prelude = 1, .core = 1, .tied = true,
+                .dtype = DTYPE_BF16, .loops = 2, .seed = 6, .wiring = tiny_huginn}},
+    {"olmo_int8", {.vocab = 3, .hidden = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 4, .ff = 2,
+                   .core = 1, .coda = 1,
+                   .dtype = DTYPE_I8, .loops = 2, .seed = 7, .wiring = tiny_olmo}},
+    {"parcae", {.vocab = 3, .hidden = 5, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ff = 2,
+                .prelude = 1, .core = 1, .tied = true,
+                .dtype = DTYPE_F16, .loops = 2, .seed = 8, .wiring = tiny_parcae}},
+    {"iquest", {.vocab = 3, .hidden = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 4, .ff = 1,
+                .core = 1, .dtype = DTYPE_F32, .loops = 2, .seed = 9, .wiring = tiny_iquest}},
+    {"hrm", {.vocab = 3, .hidden = 2, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ff = 1,
+             .prelude = 1, .core = 1, .dtype = DTYPE_BF16, .seed = 10, .wiring = tiny_hrm}},
 };
 /* clang-format on */
 

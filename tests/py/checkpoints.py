@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tinyloop_py import format as fmt
 from tinyloop_py.convert import CheckpointError, convert
@@ -64,7 +65,7 @@ REFDESK = {
     "loops_max_trained": 12,
 }
 
-_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
+_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I8": "i1"}
 
 
 def small_refdesk(prelude=1, core=2, coda=1):
@@ -154,20 +155,27 @@ def save_checkpoint(folder, config, tensors, **files):
     return folder
 
 
-def convert_small(tmp_path, config, tensors=None, dtype=None, **files):
+def golden_checkpoint(family):
+    """Config and tensors of a folder of tests/data that has one float32 file."""
+    config = json.loads((DATA / family / "config.json").read_text())
+    arrays = load_file(DATA / family / "model.safetensors")
+    return config, {name: ("F32", array) for name, array in arrays.items()}
+
+
+def convert_small(tmp_path, config, tensors=None, dtype=None, quantize=None, **files):
     """Converts a small checkpoint and gives the report and the file."""
     tensors = random_tensors(config) if tensors is None else tensors
     folder = save_checkpoint(tmp_path / "checkpoint", config, tensors, **files)
-    report = convert(folder, tmp_path / "out.tinyloop", dtype=dtype)
+    report = convert(folder, tmp_path / "out.tinyloop", dtype=dtype, quantize=quantize)
     return report, fmt.read_file(tmp_path / "out.tinyloop")
 
 
 def refused(tmp_path, message, config=LLAMA, tensors=None, **files):
     """Asserts that nothing is written and that the error says `message`."""
     with pytest.raises(CheckpointError) as caught:
-        convert_small(tmp_path, config, tensors, **files)
+        convert_small(tmp_path / "refused", config, tensors, **files)
     assert message in str(caught.value)
-    assert not (tmp_path / "out.tinyloop").exists()
+    assert not (tmp_path / "refused/out.tinyloop").exists()
 
 
 def end_ids(file):

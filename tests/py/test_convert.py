@@ -25,6 +25,7 @@ from safetensors.numpy import load_file, save_file
 from tinyloop_py import checkpoint as checkpoints
 from tinyloop_py import format as fmt
 from tinyloop_py.convert import CheckpointError, convert
+from tinyloop_py.export import to_safetensors
 
 SHIPPED = Path(fmt.__file__).parent / "data/refdesk.tinyloop"
 
@@ -450,3 +451,131 @@ def test_output_replaces_an_older_one_only_when_complete(tmp_path):
         convert(folder, out, progress=interrupt)
     assert out.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "out.tinyloop"]
+
+
+# ---- A single file, and files of `tinyloop export` ------------------------------------------
+
+
+def test_path_of_the_weights(tmp_path):
+    folder = save_checkpoint(tmp_path / "checkpoint", LLAMA, random_tensors(LLAMA))
+    convert(folder, tmp_path / "a.tinyloop")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    with pytest.raises(CheckpointError, match="neither model"):
+        convert(folder, tmp_path / "b.tinyloop")
+    convert(folder / "other.safetensors", tmp_path / "b.tinyloop")
+    assert (tmp_path / "a.tinyloop").read_bytes() == (tmp_path / "b.tinyloop").read_bytes()
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        convert(folder / "other.safetensors", tmp_path / "b.tinyloop")
+    (folder / "other.safetensors").rename(folder / "other.bin")
+    with pytest.raises(CheckpointError, match=r"not a \.safetensors file"):
+        convert(folder / "other.bin", tmp_path / "b.tinyloop")
+
+
+def test_one_shard_is_not_a_model(tmp_path):
+    shard = DATA / "llama_bf16_sharded/model-00001-of-00002.safetensors"
+    with pytest.raises(CheckpointError, match=r"tensors missing: .*model\.norm\.weight"):
+        convert(shard, tmp_path / "out.tinyloop")
+
+
+def exported(folder, **options):
+    """A file of `tinyloop export`, and the .tinyloop file that it was made of."""
+    folder.mkdir(exist_ok=True)
+    source = folder / "source.tinyloop"
+    convert(DATA / "parcae", source, **options)
+    to_safetensors(source, folder / "model.safetensors")
+    return folder / "model.safetensors", source
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"quantize": "int8-group"}])
+def test_an_exported_file_gives_the_same_model(tmp_path, options):
+    path, source = exported(tmp_path, **options)
+    want = fmt.read_file(source)
+    for src in (path, tmp_path):  # as a file, and as the weights of its folder
+        report = convert(src, tmp_path / "again.tinyloop")
+        again = fmt.read_file(report.path)
+        assert (report.family, report.unknown_keys, again.verify()) == ("tinyloop", [], [])
+        assert (again.config, again.blobs) == (want.config, want.blobs)
+        assert again.tensors.keys() == want.tensors.keys()
+        for name, tensor in want.tensors.items():
+            assert again.tensors[name].dtype == tensor.dtype
+            assert np.array_equal(again.array(name), want.array(name))
+
+
+def test_options_reach_an_exported_file(tmp_path):
+    path, _ = exported(tmp_path)
+    convert(DATA / "parcae", tmp_path / "int8.tinyloop", dtype="bf16", quantize="int8")
+    convert(path, tmp_path / "again.tinyloop", dtype="bf16", quantize="int8")
+    wanted, again = (fmt.read_file(tmp_path / f"{n}.tinyloop") for n in ("int8", "again"))
+    assert {n: again.array(n).tobytes() for n in again.tensors} == {
+        n: wanted.array(n).tobytes() for n in wanted.tensors
+    }
+
+
+def test_int8_weights_stay_whatever_is_asked_for(tmp_path):
+    path, source = exported(tmp_path, quantize="int8-group")
+    convert(path, tmp_path / "again.tinyloop", dtype="fp16", quantize="int8")
+    want, again = fmt.read_file(source), fmt.read_file(tmp_path / "again.tinyloop")
+    for name in ("layers.0.mlp.down.weight", "layers.0.mlp.down.scale"):
+        assert np.array_equal(again.array(name), want.array(name))
+    assert again.tensors["final_norm.weight"].dtype == "float16"
+    assert again.verify() == []
+
+
+def change_header(path, change):
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+def renamed(old, new):
+    return lambda header: header.__setitem__(new, header.pop(old))
+
+
+def described(**fields):
+    """A change of the described config."""
+
+    def change(header):
+        values = json.loads(header["__metadata__"]["tinyloop"])
+        header["__metadata__"]["tinyloop"] = json.dumps(values | fields)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h["__metadata__"].update(tinyloop="{"), "metadata tinyloop is not JSON"),
+        (lambda h: h["__metadata__"].update(tinyloop="{}"), "must have every config field"),
+        (described(blobs=3), "blobs must be an object of base64 texts"),
+        (described(more=1), r"unknown are \['more'\]"),
+        (described(vocab_size="x"), "vocab_size is 'x'"),
+        (described(hidden_size=63), r"embed.weight: shape \[256, 64\]; it must be \[256, 63\]"),
+        (described(stage0_n_layers=10**9), "the stages have"),
+        (described(value_embed=0), "layers.1.attn.value_gate.weight: the configuration does not"),
+        (renamed("layers.1.attn.value_gate.weight", "x"), "value_gate.weight: missing"),
+        (renamed("layers.1.attn.value_embed.weight", "x"), "value_embed.weight: missing"),
+        (renamed("embed.scale", "embed.scales"), "embed.scale: missing, the scales of the int8"),
+        (lambda h: h["embed.scale"].update(shape=[1, 256]), "it must be float32"),
+        (lambda h: h["embed.scale"].update(shape=[128, 2]), r"\[256, 1\] or \[256, 1\]"),
+        (lambda h: h["embed.weight"].update(dtype="U8"), "embed.weight has dtype U8; convertible"),
+    ],
+)
+def test_exported_files_that_do_not_fit_are_refused(tmp_path, change, message):
+    path, _ = exported(tmp_path, quantize="int8")
+    change_header(path, change)
+    out = tmp_path / "out.tinyloop"
+    with pytest.raises(ValueError, match=message):
+        convert(path, out)
+    assert not out.exists()
+
+
+def test_metadata_of_others_is_no_description(tmp_path):
+    folder = save_checkpoint(tmp_path / "checkpoint", LLAMA, random_tensors(LLAMA))
+    path = folder / "model.safetensors"
+    for metadata in ({"tinyloop": 3}, {}, [], "tinyloop", None):
+        change_header(path, lambda header, value=metadata: header.update(__metadata__=value))
+        assert convert(path, tmp_path / "out.tinyloop").family == "llama"

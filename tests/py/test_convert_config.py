@@ -1,5 +1,7 @@
 """What conversion takes from config.json, and the blobs: each supported form, every refusal."""
 
+import math
+
 import pytest
 from checkpoints import (
     LLAMA,
@@ -10,6 +12,7 @@ from checkpoints import (
     small_refdesk,
 )
 
+import tinyloop_py as tl
 from tinyloop_py.families import FAMILIES
 
 # ---- config.json ----------------------------------------------------------------------------
@@ -86,12 +89,62 @@ def test_plain_rope_forms(tmp_path, keys):
     assert (file.config.rope_theta, file.config.rope_scaling) == (10000.0, 0)
 
 
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_linear_rope(tmp_path, kind):
+    _, file = convert_small(tmp_path, LLAMA | {"rope_scaling": {kind: "linear", "factor": 4}})
+    assert (file.config.rope_scaling, file.config.rope_factor) == (1, 4.0)
+    assert file.config.rope_original_positions == 0
+    tl.Model(file.path, 16, threads=1).close()
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("keys", "positions", "betas", "attention_factor"),
+    [
+        ({}, 32, (32.0, 1.0), 0.1 * math.log(4) + 1),
+        ({"attention_factor": 1.25}, 32, (32.0, 1.0), 1.25),
+        ({"attention_factor": None, "mscale": None}, 32, (32.0, 1.0), 0.1 * math.log(4) + 1),
+        ({"beta_fast": 16, "beta_slow": 2.5}, 32, (16.0, 2.5), 0.1 * math.log(4) + 1),
+        ({"original_max_position_embeddings": None}, 64, (32.0, 1.0), 0.1 * math.log(4) + 1),
+        ({"factor": 0.5}, 32, (32.0, 1.0), 1.0),
+        ({"truncate": True}, 32, (32.0, 1.0), 0.1 * math.log(4) + 1),
+        (
+            {"mscale": 0.8, "mscale_all_dim": 2.0},
+            32,
+            (32.0, 1.0),
+            (0.08 * math.log(4) + 1) / (0.2 * math.log(4) + 1),
+        ),
+        ({"mscale": 0.8}, 32, (32.0, 1.0), 0.1 * math.log(4) + 1),
+        ({"mscale": 0.8, "mscale_all_dim": 0}, 32, (32.0, 1.0), 0.1 * math.log(4) + 1),
+    ],
+)
+def test_yarn_rope(tmp_path, keys, positions, betas, attention_factor):
+    _, file = convert_small(tmp_path, LLAMA | {"rope_scaling": YARN | keys})
+    read = file.config
+    assert (read.rope_scaling, read.rope_factor) == (3, (YARN | keys)["factor"])
+    assert read.rope_original_positions == positions
+    assert (read.rope_beta_fast, read.rope_beta_slow) == betas
+    assert read.rope_attention_factor == pytest.approx(attention_factor, rel=1e-15)
+    tl.Model(file.path, 16, threads=1).close()
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"rope_type": "yarn", "factor": 2.0}, "rope_type is 'yarn'"),
-        ({"type": "linear", "factor": 2.0}, "type is 'linear'"),
-        ({"type": "dynamic", "factor": 2.0}, "supported: default, llama3"),
+        ({**YARN, "truncate": False}, "truncate is False; supported: True"),
+        ({**YARN, "beta_fast": 1.0}, "beta_fast is 1.0; beta_fast 1.0 must be above beta_slow 1.0"),
+        ({**YARN, "beta_slow": 40}, "beta_slow is 40; beta_fast 32.0 must be above"),
+        ({**YARN, "factor": None}, "has no factor"),
+        ({**YARN, "attention_factor": 0}, "attention_factor is 0"),
+        ({**YARN, "mscale": "1", "mscale_all_dim": 1}, "mscale is '1'"),
+        ({**YARN, "original_max_position_embeddings": 2**31 + 1}, "at most 2147483648"),
+        ({**YARN, "rope_theta": 1.0}, "rope_type is 'yarn'; it takes a rope_theta above 1"),
+        ({"rope_type": "linear"}, "has no factor"),
+        ({"type": "linear", "factor": -2.0}, "factor is -2.0"),
+        ({"type": "dynamic", "factor": 2.0}, "supported: default, linear, llama3, yarn"),
+        ({"rope_type": "longrope", "factor": 2.0}, "supported: default, linear, llama3, yarn"),
         ({"rope_type": "llama3", "type": "yarn", **LLAMA3}, "type is 'yarn'"),
         ({"rope_type": "llama3"}, "has no low_freq_factor"),
         ({"rope_type": "llama3", **LLAMA3 | {"factor": 0}}, "factor is 0"),
@@ -106,20 +159,23 @@ def test_plain_rope_forms(tmp_path, keys):
     ],
 )
 def test_other_rope_is_refused(tmp_path, keys, message):
-    refused(tmp_path, message, LLAMA | {"rope_scaling": keys})
-    refused(tmp_path, message, LLAMA | {"rope_parameters": keys})
+    config = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    refused(tmp_path, message, config | {"rope_scaling": keys})
+    refused(tmp_path, message, config | {"rope_parameters": keys})
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "qwen2"}, "model_type is 'qwen2'; supported: llama, tinyloop_refdesk"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: hrm_text, huginn_raven, iquest"),
         ({"model_type": None}, "has no model_type"),
         ({"model_type": 3}, "model_type is 3"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"attention_bias": 0}, "attention_bias is 0"),
-        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"attention_bias": True}, "tensors missing: model.layers.0.self_attn.q_proj.bias"),
+        ({"attention_bias": 0}, "attention_bias is 0; it must be true or false"),
+        ({"mlp_bias": True}, "tensors missing: model.layers.0.mlp.gate_proj.bias"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is ["),
+        ({"layer_types": "sliding"}, "layer_types is 'sliding'"),
         ({"pretraining_tp": 2}, "pretraining_tp is 2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ({"sliding_window": 64}, "sliding_window is 64"),
@@ -144,7 +200,7 @@ def test_other_rope_is_refused(tmp_path, keys, message):
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide"),
         ({"head_dim": 3}, "head_dim is 3; it must be even"),
         ({"head_dim": 258}, "head_dim is 258"),
-        ({"head_dim": None}, "hidden_size is 6; without head_dim, 4 heads must divide it"),
+        ({"head_dim": None}, "no head_dim, and num_attention_heads 4 does not divide the width 6"),
         ({"head_dim": None, "hidden_size": 12}, "head_dim is 3; it must be even"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"rms_norm_eps": 10**400}, "it must be a number above 0"),
@@ -189,7 +245,19 @@ def test_other_keys_are_ignored_and_unknown_ones_reported(tmp_path):
 
 
 def test_every_family_is_a_row():
-    assert sorted(FAMILIES) == ["llama", "tinyloop_refdesk"]
+    assert sorted(FAMILIES) == [
+        "hrm_text",
+        "huginn_raven",
+        "iquestloopcoder",
+        "llama",
+        "mistral",
+        "nanbeige",
+        "ouro",
+        "parcae",
+        "qwen2",
+        "qwen3",
+        "tinyloop_refdesk",
+    ]
 
 
 # ---- Blobs ----------------------------------------------------------------------------------

@@ -39,15 +39,23 @@ def small_config(**changes):
 
 
 def random_arrays(config, dtype="float32", seed=0):
+    """Arrays in the tensors' dtype; with int8 weights come float32 scales, vectors stay float32."""
     rng = np.random.default_rng(seed)
-    return {
-        name: rng.integers(0, 100, shape).astype(fmt.DTYPES[dtype])
-        for name, shape in fmt.tensor_shapes(config).items()
-    }
+    arrays = {}
+    for name, shape in fmt.tensor_shapes(config).items():
+        own = "float32" if dtype == "int8" and len(shape) == 1 else dtype
+        arrays[name] = rng.integers(0, 100, shape).astype(fmt.DTYPES[own])
+        if own == "int8":
+            arrays[schema.scale_name(name)] = np.ones((shape[0], 1), fmt.DTYPES["float32"])
+    return arrays
 
 
-def write(path, config, arrays, dtype="float32", blobs=BLOBS):
-    specs = [fmt.TensorSpec(name, dtype, array.shape) for name, array in arrays.items()]
+def dtype_of(array):
+    return next(name for name, dtype in fmt.DTYPES.items() if dtype == array.dtype)
+
+
+def write(path, config, arrays, blobs=BLOBS):
+    specs = [fmt.TensorSpec(name, dtype_of(array), array.shape) for name, array in arrays.items()]
     fmt.write_file(path, config, specs, lambda spec: [arrays[spec.name]], blobs)
     return path
 
@@ -90,7 +98,7 @@ def test_named_variants_are_the_documented_ones():
     for name, variants in schema.VARIANTS.items():
         # The page describes the parts of a stage at the first one only.
         _, _, meaning, run = documented[re.sub(r"^stage\d", "stage0", name)]
-        described = re.findall(r"\b(\d) ([A-Za-z][\w' -]*)", meaning or run)
+        described = re.findall(r"(?:^|[,:] )(\d) ([A-Za-z][\w' -]*)", meaning or run)
         assert [int(value) for value, _ in described] == list(range(len(variants))), name
         for (_, text), variant in zip(described, variants, strict=True):
             assert text.startswith(variant), name
@@ -100,7 +108,7 @@ def test_ranges_are_the_documented_ones():
     documented = {}
     for name, (_, _, _, run) in documented_fields().items():
         match = re.search(r"(\d+) \.\. (?:(\d+)(?:\^(\d+))?|n_heads)$", run)
-        if match:
+        if match and name not in schema.VARIANTS:
             low, high, power = match.groups()
             documented[name] = (int(low), int(high or 4096) ** int(power or 1))
     assert documented == schema.RANGES
@@ -178,22 +186,26 @@ def parse_as_documented(data):
 def test_round_trip(tmp_path, changes, dtype, blobs):
     config = small_config(**changes)
     arrays = random_arrays(config, dtype)
-    path = write(tmp_path / "model.tinyloop", config, arrays, dtype, blobs)
+    path = write(tmp_path / "model.tinyloop", config, arrays, blobs)
 
     file = fmt.read_file(path)
     assert file.config == config
     assert file.blobs == blobs
     assert list(file.tensors) == list(arrays)
     assert all(np.array_equal(file.array(name), array) for name, array in arrays.items())
-    assert file.n_parameters == sum(array.size for array in arrays.values())
+    sizes = {name: array.size for name, array in arrays.items() if not name.endswith(".scale")}
+    assert file.n_parameters == sum(sizes.values())
     assert file.size == path.stat().st_size
     assert file.verify() == []
 
     values, tensors, parsed_blobs = parse_as_documented(path.read_bytes())
     assert values == list(config.values().values())
     assert parsed_blobs == blobs
-    code = ["float32", "float16", "bfloat16", "int8"].index(dtype)
-    assert tensors == {name: (code, array.shape, array.tobytes()) for name, array in arrays.items()}
+    codes = ["float32", "float16", "bfloat16", "int8"]
+    assert tensors == {
+        name: (codes.index(dtype_of(array)), array.shape, array.tobytes())
+        for name, array in arrays.items()
+    }
 
 
 def test_documented_tensors():
@@ -213,8 +225,43 @@ def test_documented_tensors():
         "layers.0.mlp.up.weight": (5, 6),
         "layers.0.mlp.down.weight": (6, 5),
     }
-    fewer = fmt.tensor_shapes(small_config(final_norm=0, norm_placement=3, mlp_kind=1))
+    fewer = fmt.tensor_shapes(small_config(final_norm=0, norm_weightless=1, mlp_kind=1))
     assert not {name for name in fewer if "norm" in name or "gate" in name or "head" in name}
+
+
+def documented_tensors():
+    """Names of the page's table of tensors, and the shape of each as it is written there."""
+    rows = {}
+    for line in DOCS.read_text().splitlines():
+        if match := re.match(r"\| (`.*`) \| `\[(.*) \| .* \|$", line):
+            names = re.findall(r"`([\w.]+)`", match[1])
+            shapes = re.findall(r"\[(.*?)\]", "[" + match[2])
+            if len(shapes) != len(names):  # one shape for all; of two alternatives the first
+                shapes = shapes[:1] * len(names)
+            rows |= zip(names, shapes, strict=True)
+    return rows
+
+
+def test_every_documented_tensor_has_its_shape():
+    """All of them, in configurations that together call for each."""
+    sizes = {"hidden_size": 6, "vocab_size": 7, "ff_size": 5, "head_dim": 2, "n_heads": 3}
+    sizes |= {"n_kv_heads": 1, "q_width": 6, "kv_width": 2, "value_embed_channels": 4}
+    everything = dict.fromkeys(("prelude_norm", "state_out_proj", "exit_mode"), 1)
+    everything |= {f"{part}_bias": 1 for part in ("q", "k", "v", "o", "mlp")}
+    everything |= {"norm_placement": 1, "norm_after_last": 2, "state_init": 4, "qk_norm": 1}
+    everything |= {"attn_out_gate": 1, "value_embed": 1, "value_embed_channels": 4, "tied_head": 0}
+    everything |= {"loop_attention": 1, "stage0_looped": 1, "stage0_end_norm": 1}
+    found = {}
+    for inject in (2, 3):
+        config = small_config(**everything, inject=inject)
+        found |= fmt.tensor_shapes(config, value_embed_layers=[0])
+    found = {re.sub(r"^layers\.0", "layers.N", name): shape for name, shape in found.items()}
+    found = {re.sub(r"^stages\.0", "stages.S", name): shape for name, shape in found.items()}
+    documented = {
+        name: tuple(eval(part, {}, sizes) for part in shape.split(","))
+        for name, shape in documented_tensors().items()
+    }
+    assert found == documented
 
 
 # ---- Reader: every field --------------------------------------------------------------------

@@ -71,7 +71,7 @@ def ouro(keys: Keys, names: Collection[str]) -> Layout:
 
 def _ouro_special_ids(keys: Keys, fields: dict[str, Any]) -> tuple[list[str], list[int] | None]:
     """Notes on wrong ids, and the end ids if they are corrected, as `fields` then are too."""
-    if {fields["bos_id"], fields["pad_id"], keys.get("eos_token_id", None)} != {0}:
+    if [fields["bos_id"], keys.get("eos_token_id", None), fields["pad_id"]] != [0, 0, 0]:
         return [], None
     known = "bos, eos and pad ids are all 0; Ouro's tokenizer has bos 1, eos 2 and pad 0"
     if fields["vocab_size"] != _OURO_VOCAB_SIZE:

@@ -63,16 +63,18 @@ static void pack_row(const cpu_matrix *matrix, void *panel, size_t row, tensor_d
     }
 }
 
-/* The scales of rows [first, first + n) of an int8 part, a row's groups side by side. */
+/* The scales of rows [first, first + n) of an int8 part, a row's groups side by side. A scale of the
+ * whole row is that of each group; groups beyond the part's columns have 0. */
 static tl_status read_scales(float *scales, const pack_job *job, const weight_matrix *part,
                              size_t first, size_t n)
 {
     size_t groups = n_groups(job->matrix), stored = (size_t)part->scales->shape[1];
     TL_TRY(file_tensor_read(part->scales, scales, first * stored * sizeof *scales,
                             n * stored * sizeof *scales));
-    if (stored < groups) /* one for the whole row: spread from the end, in place */
-        for (size_t i = n * groups; i-- > 0;)
-            scales[i] = scales[i / groups];
+    for (size_t i = n * groups; i-- > 0;) { /* in place, so from the end */
+        size_t row = i / groups, group = stored == 1 ? 0 : i % groups;
+        scales[i] = group < stored ? scales[row * stored + group] : 0;
+    }
     return TL_STATUS_OK;
 }
 
