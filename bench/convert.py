@@ -1,10 +1,10 @@
-"""Conversion of a large sharded checkpoint beside a plain copy of it: seconds and peak memory.
+"""Conversion and load of a large checkpoint beside a plain copy of it: seconds and peak memory.
 
     python bench/convert.py --out FOLDER
 
 makes a Llama-like bfloat16 checkpoint of 2.9 GB in a temporary folder, which takes three times that
-in disk space. Copy and conversion are whole programs, run in turns; both end when their data is on
-the disk. The checkpoint is in the page cache in either case.
+in disk space. Copy, conversion and load are whole programs, run in turns; the first two end when
+their data is on the disk, a load has its weights packed in memory. Files are in the page cache.
 """
 
 import argparse
@@ -40,15 +40,14 @@ CONFIG = {
 MODES = {"convert": [], "convert to int8": ["--quantize", "int8"]}
 
 
-# The command, which then says how many KiB of memory it held at most. What the kernel tells a
-# parent would be no less than the parent itself had.
-PROGRAM = """
-import sys
-from tinyloop_py.cli import main
-status = main()
+# Programs that end with how many KiB of memory they held at most. What the kernel tells a parent
+# would be no less than the parent itself had.
+CONVERT = "from tinyloop_py.cli import main; status = main()"
+LOAD = "import sys, tinyloop_py; tinyloop_py.Model(sys.argv[1]); status = 0"
+ENDING = """
 lines = open("/proc/self/status").read().splitlines()
 print(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
-sys.exit(status)
+raise SystemExit(status)
 """
 
 
@@ -110,14 +109,20 @@ def copy(source: Path, target: Path) -> Measured:
     return Measured(seconds, None)
 
 
-def convert(source: Path, target: Path, options: list[str]) -> Measured:
-    """The command as people run it."""
-    command = [sys.executable, "-P", "-c", PROGRAM, "convert", source, target, *options]
+def run(program: str, *arguments: str | Path) -> Measured:
+    """A Python program, as people start it."""
+    command = [sys.executable, "-P", "-c", f"{program}\n{ENDING}", *arguments]
     begin = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     seconds = time.perf_counter() - begin
-    target.unlink()
     return Measured(seconds, 1024 * int(done.stdout.split()[-1]))
+
+
+def convert(source: Path, target: Path, options: list[str]) -> Measured:
+    """The command; what it made is removed."""
+    measured = run(CONVERT, "convert", source, target, *options)
+    target.unlink()
+    return measured
 
 
 def measure(folder: Path, rounds: int) -> list[dict[str, Any]]:
@@ -129,6 +134,8 @@ def measure(folder: Path, rounds: int) -> list[dict[str, Any]]:
         name: lambda options=options: convert(source, folder / "model.tinyloop", options)
         for name, options in MODES.items()
     }
+    run(CONVERT, "convert", source, folder / "loaded.tinyloop")
+    calls["load"] = lambda: run(LOAD, folder / "loaded.tinyloop")
     measured: dict[str, list[Measured]] = {name: [] for name in calls}
     for n in range(rounds + 1):
         os.sync()  # what others, and the rounds before, have still to write

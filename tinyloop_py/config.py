@@ -133,7 +133,7 @@ class Config:
     loop_norm: int = _choice("none", "the final norm")
     feed_normed: int = 0
     norm_after_last: int = _choice("none", "the final norm", "own")
-    loop_attention: int = _choice("own KV", "a gated mix")
+    loop_attention: int = _choice("own KV in each loop", "gated global and local")
     loop_window: int = 0
     gate_input: int = _choice("rotated query", "normed hidden state")
     exit_mode: int = _choice("none", "sigmoid CDF", "KL", "latent difference", "argmax")

@@ -21,6 +21,21 @@ static float as_stored(const kv_layout *layout, float value)
     return layout->mode == TL_KV_MODE_FP32 ? value : float_from_f16(float_to_f16(value));
 }
 
+static void write_position(kv_memory_image *image, size_t position, const float *k, const float *v)
+{
+    const kv_layout *layout = &image->layout;
+    char *block = image->blocks[position / KV_BLOCK];
+    size_t slot = position % KV_BLOCK, head_dim = layout->head_dim;
+    char *to_k = block + kv_k_offset(layout, 1, 1) + slot * layout->element_size;
+    char *to_v = block + kv_v_offset(layout, 1, 1) + slot * layout->v_stride * layout->element_size;
+    cpu_kernels_portable.store_kv(to_k, k, head_dim, KV_BLOCK, layout);
+    cpu_kernels_portable.store_kv(to_v, v, head_dim, 1, layout);
+    for (size_t d = 0; d < head_dim; d++) {
+        image->k[position][d] = as_stored(layout, k[d]);
+        image->v[position][d] = as_stored(layout, v[d]);
+    }
+}
+
 static kv_memory_image *make_image(int32_t mode, size_t head_dim, size_t n_written)
 {
     kv_memory_image *image = calloc(1, sizeof *image);
@@ -35,17 +50,7 @@ static kv_memory_image *make_image(int32_t mode, size_t head_dim, size_t n_writt
         float k[256], v[256];
         fill(k, head_dim, 1000 + p);
         fill(v, head_dim, 2000 + p);
-        char *block = image->blocks[p / KV_BLOCK];
-        size_t slot = p % KV_BLOCK, element = layout->element_size;
-        cpu_kernels_portable.store_kv(block + kv_k_offset(layout, 1, 1) + slot * element, k,
-                                      head_dim, KV_BLOCK, layout);
-        cpu_kernels_portable.store_kv(block + kv_v_offset(layout, 1, 1) +
-                                          slot * layout->v_stride * element,
-                                      v, head_dim, 1, layout);
-        for (size_t d = 0; d < head_dim; d++) {
-            image->k[p][d] = as_stored(layout, k[d]);
-            image->v[p][d] = as_stored(layout, v[d]);
-        }
+        write_position(image, p, k, v);
     }
     return image;
 }
@@ -240,6 +245,36 @@ TEST(attend_leaves_dropped_blocks_alone)
         CHECK_MEM_EQ(with, without, sizeof with);
     }
     free_image(image);
+}
+
+/* NaN at a position that some of the queries see reaches those only. */
+TEST(attend_keeps_queries_apart)
+{
+    static const int64_t lasts[] = {62, 63, 64, 64}, firsts[] = {0, 32, 33, 34};
+    float nan[6], q[4 * 6], out[4 * 6], alone[4 * 6];
+    for (size_t d = 0; d < 6; d++)
+        nan[d] = NAN;
+    fill(q, 24, 4);
+    for (size_t begins = 0; begins < 2; begins++) {
+        kv_memory_image *image = make_image(TL_KV_MODE_FP32, 6, N_POSITIONS);
+        int64_t bad = begins ? 33 : 63;
+        write_position(image, (size_t)bad, nan, nan);
+        seen s[4];
+        for (size_t i = 0; i < 4; i++)
+            s[i] = begins ? (seen){firsts[i], 95} : (seen){0, lasts[i]};
+        EACH_SET(set)
+        {
+            for (size_t tile = 1; tile <= 4; tile++) {
+                attend_in_tiles(set, image, q, 4, s, tile, out);
+                attend_in_tiles(set, image, q, 4, s, 1, alone);
+                for (size_t i = 0; i < 24; i++) {
+                    bool sees = s[i / 6].first <= bad && bad <= s[i / 6].last;
+                    CHECK(sees ? isnan(out[i]) : out[i] == alone[i]);
+                }
+            }
+        }
+        free_image(image);
+    }
 }
 
 TEST(attend_with_scores_far_apart)

@@ -260,22 +260,34 @@ static float input_at(size_t row, size_t column)
     return (float)((row * 3 + column * 4) % 11) - 5;
 }
 
+/* The scale of an int8 weight's column. */
+static float scale_at(const cpu_matrix *m, size_t column)
+{
+    return m->dtype == DTYPE_I8 && column < CPU_KG ? 0.5f : 1;
+}
+
 /* The rest of the matrix is zeros without memory behind them. */
 static void fill_last_panel(const cpu_matrix *m)
 {
     char *panel = (char *)m->data + (m->n_panels - 1) * m->panel_bytes;
+    size_t n_groups = (m->columns + CPU_KG - 1) / CPU_KG;
     for (size_t c = 0; c < m->columns; c++) {
         for (size_t o = 0; o < CPU_PANEL; o++) {
-            float value = weight_at(o, c);
+            float value = weight_at(o, c) / scale_at(m, c);
             size_t i = c * CPU_PANEL + o, pair = (c / 2 * CPU_PANEL + o) * 2 + c % 2;
             if (m->dtype == DTYPE_F32)
                 ((float *)panel)[i] = value;
             else if (m->dtype == DTYPE_F16)
                 ((uint16_t *)panel)[i] = float_to_f16(value);
+            else if (m->dtype == DTYPE_I8)
+                ((int8_t *)panel)[i] = (int8_t)value;
             else
                 ((uint16_t *)panel)[pair] = (uint16_t)(float_to_bits(value) >> 16);
         }
     }
+    for (size_t i = 0; m->dtype == DTYPE_I8 && i < n_groups * CPU_PANEL; i++)
+        m->scales[(m->n_panels - 1) * n_groups * CPU_PANEL + i] =
+            scale_at(m, i / CPU_PANEL * CPU_KG);
 }
 
 /* y has rows beyond 4 GiB too. */
@@ -306,17 +318,23 @@ static void check_last_panel(const cpu_kernels *set, const cpu_matrix *m)
 
 TEST(rows_of_a_matrix_beyond_4_gib)
 {
-    enum { COLUMNS = 101 };
-    static const size_t bytes_of[] = {4, 2, 2};
-    for (int dtype = DTYPE_F32; dtype <= DTYPE_BF16; dtype++) {
+    enum { COLUMNS = 131 }; /* two groups */
+    static const size_t bytes_of[] = {4, 2, 2, 1};
+    for (int dtype = DTYPE_F32; dtype <= DTYPE_I8; dtype++) {
         size_t columns = COLUMNS + (dtype == DTYPE_BF16); /* pairs */
         cpu_matrix m = {.rows = (size_t)1 << 25, .columns = COLUMNS, .dtype = (tensor_dtype)dtype};
         m.n_panels = m.rows / CPU_PANEL;
         m.panel_bytes = columns * CPU_PANEL * bytes_of[dtype];
-        size_t size = cpu_matrix_bytes(&m);
-        CHECK_EQ(size, (columns << 25) * bytes_of[dtype]);
+        size_t size = (columns << 25) * bytes_of[dtype], scale_size = (size_t)2 << 25 << 2;
+        CHECK(size > 4 * GIBI);
+        CHECK_EQ(cpu_matrix_bytes(&m), size);
         m.data = reserve(size);
         REQUIRE(m.data != NULL);
+        if (dtype == DTYPE_I8) {
+            m.scales = reserve(scale_size);
+            REQUIRE(m.scales != NULL);
+            CHECK_EQ(cpu_matrix_bytes(&m), size + scale_size);
+        }
         fill_last_panel(&m);
         float row[COLUMNS];
         for (size_t o = 0; o < CPU_PANEL; o++) {
@@ -329,6 +347,8 @@ TEST(rows_of_a_matrix_beyond_4_gib)
             check_last_panel(set, &m);
         }
         munmap(m.data, size);
+        if (m.scales != NULL)
+            munmap(m.scales, scale_size);
     }
 }
 
