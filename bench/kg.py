@@ -31,14 +31,16 @@ N_TOKENS = 240
 
 
 def build(value, folder):
-    """Makes the library with CPU_KG = value; returns the folder that holds it."""
+    """Makes the library with groups of `value` columns; returns the folder that holds it."""
     for name in ("include", "libtinyloop"):
         shutil.copytree(ROOT / name, folder / name)
-    header = folder / "libtinyloop/backend/cpu/cpu.h"
-    text, n = re.subn(r"(?m)^(#define CPU_KG) \d+", rf"\1 {value}", header.read_text())
-    if n != 1:
-        raise SystemExit(f"{header} has {n} definitions of CPU_KG, not 1")
-    header.write_text(text)
+    # Scales of int8 weights go by the same groups.
+    for name, constant in (("backend/cpu/cpu.h", "CPU_KG"), ("model/weights.h", "WEIGHT_GROUP")):
+        header = folder / "libtinyloop" / name
+        text, n = re.subn(rf"(?m)^(#define {constant}) \d+", rf"\1 {value}", header.read_text())
+        if n != 1:
+            raise SystemExit(f"{header} has {n} definitions of {constant}, not 1")
+        header.write_text(text)
     command = ["make", "-s", "-C", folder / "libtinyloop", "-j2", "lib", f"BUILD={folder / 'out'}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder / "out"

@@ -63,8 +63,8 @@ static void pack_row(const cpu_matrix *matrix, void *panel, size_t row, tensor_d
     }
 }
 
-/* The scales of rows [first, first + n) of an int8 part, a row's groups side by side. A scale of the
- * whole row is that of each group; groups beyond the part's columns have 0. */
+/* The scales of rows [first, first + n) of an int8 part, a row's groups side by side. A row's only
+ * scale is that of each group; groups beyond the part's columns have 0. */
 static tl_status read_scales(float *scales, const pack_job *job, const weight_matrix *part,
                              size_t first, size_t n)
 {
