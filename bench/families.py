@@ -10,7 +10,7 @@ FLOPs of `tinyloop inspect`, attention included. A ratio of 1 is refdesk's own s
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,41 +73,48 @@ def flops(config: Config, n_tokens: int, n_before: int) -> float:
     return n_tokens * matmul_flops(config, loops) + positions * attention_flops(config, loops)
 
 
-def measure(config: Config, model: tl.Model, clock: Clock) -> dict[str, float]:
-    """GFLOP/s of prefill (without the head) and of decode."""
+def calls(config: Config, model: tl.Model) -> dict[str, tuple[float, Callable[[], float]]]:
+    """FLOPs and the timed call of prefill (which ends before the head) and of decode."""
     tokens = np.random.default_rng(2).integers(0, config.vocab_size, N_PREFILL)
     cache = model.build_prefix_cache(tokens[:N_CONTEXT], prefix_len=0)
-    seconds = clock.medians(
-        {
-            "prefill": timed(lambda: model.build_prefix_cache(tokens, prefix_len=0)),
-            "decode": timed(
-                lambda: model.generate_from_prefix_cache(
-                    cache, (), N_DECODE + 1, temperature=0, stop_token_ids=(), prefix_len=0
-                )
-            ),
-        }
-    )
+    greedy = {"temperature": 0, "stop_token_ids": (), "prefix_len": 0}
     head = 2 * config.vocab_size * config.hidden_size
     return {
-        "prefill": (flops(config, N_PREFILL, 0) - N_PREFILL * head) / seconds["prefill"] / 1e9,
-        "decode": flops(config, N_DECODE, N_CONTEXT) / seconds["decode"] / 1e9,
+        "prefill": (
+            flops(config, N_PREFILL, 0) - N_PREFILL * head,
+            timed(lambda: model.build_prefix_cache(tokens, prefix_len=0)),
+        ),
+        "decode": (
+            flops(config, N_DECODE, N_CONTEXT),
+            timed(lambda: model.generate_from_prefix_cache(cache, (), N_DECODE + 1, **greedy)),
+        ),
     }
 
 
+def compared(
+    clock: Clock,
+    own: dict[str, tuple[float, Callable[[], float]]],
+    peer: dict[str, tuple[float, Callable[[], float]]],
+) -> dict[str, float]:
+    """GFLOP/s, and their ratios to the peer's; the two take turns."""
+    row = {}
+    for what in own:
+        seconds = clock.medians({"own": own[what][1], "peer": peer[what][1]})
+        speed = own[what][0] / seconds["own"]
+        row[f"{what}_gflops"] = speed / 1e9
+        row[f"{what}_ratio"] = speed / (peer[what][0] / seconds["peer"])
+    return row
+
+
 def rows(clock: Clock) -> Iterator[dict[str, Any]]:
-    """One for each wiring: its speeds, and their ratios to refdesk's, measured anew beside each."""
+    """One for each wiring."""
     with tempfile.TemporaryDirectory() as folder:
         (_, standard, _), *others = wirings(Path(folder))
     with random_model(standard, []) as peer:
+        beside = calls(standard, peer)
         for name, config, value_layers in others:
             with random_model(config, value_layers) as model:
-                beside = measure(standard, peer, clock)
-                own = measure(config, model, clock)
-            yield {
-                "name": name,
-                **{f"{what}_gflops": own[what] for what in own},
-                **{f"{what}_ratio": own[what] / beside[what] for what in own},
-            }
+                yield {"name": name, **compared(clock, calls(config, model), beside)}
 
 
 def main() -> None:

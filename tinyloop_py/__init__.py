@@ -8,15 +8,18 @@ with tl.Model(tl.default_model_path()) as model:
     tokens = model.generate_with_pool(pool, conversation_tokens, temperature=0.0)
 """
 
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._caches import PrefixCache, PrefixPool, RuntimeKVCache, decode_with_kv_cache_capture
 from ._core import Model, library_version
-from .arrays import ModelArrays, bfloat16, load_arrays, save
-from .config import Config, Stage, stage_fields, tensor_shapes
 from .errors import Error, failure, last_error
-from .export import to_safetensors
+
+if TYPE_CHECKING:
+    from .arrays import ModelArrays, bfloat16, load_arrays, save
+    from .config import Config, Stage, stage_fields, tensor_shapes
+    from .export import to_safetensors
 
 __all__ = [
     "Config",
@@ -40,6 +43,33 @@ __all__ = [
 ]
 
 __version__ = library_version()
+
+# What serves and generates does without these, whose modules take thrice the time to import.
+_LATER = {
+    "Config": "config",
+    "ModelArrays": "arrays",
+    "Stage": "config",
+    "bfloat16": "arrays",
+    "load_arrays": "arrays",
+    "save": "arrays",
+    "stage_fields": "config",
+    "tensor_shapes": "config",
+    "to_safetensors": "export",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is used for the first time (PEP 562)."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Also the names that have not been used yet."""
+    return sorted(globals().keys() | _LATER)
 
 
 def default_model_path() -> Path:

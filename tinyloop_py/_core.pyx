@@ -35,7 +35,6 @@ from .arguments import (
     as_states,
     as_tokens,
 )
-from .arrays import memory_file
 from .errors import ArgumentTypeError, Error, InvalidArgumentError, OutOfMemoryError, failure
 
 
@@ -151,6 +150,8 @@ cdef class Model(ModelHandle):
     def from_arrays(cls, config, tensors, blobs=None, **arguments):
         """A model made of a Config and arrays by tensor name, as `tinyloop_py.save` takes them;
         `arguments` are those of Model but the path. No file is written."""
+        from .arrays import memory_file  # whose import serving has no use for
+
         with memory_file(config, tensors, blobs) as path:
             return cls(path, **arguments)
 

@@ -60,3 +60,17 @@ def test_demo_model_can_be_left_out(tmp_path, without):
     package = tmp_path / "tinyloop_py"
     assert (package / "__init__.py").exists()
     assert bool(list(package.rglob("*.tinyloop"))) == (without == "0")
+
+
+def test_what_is_imported_later():
+    """Serving needs none of it; all public names are there all the same."""
+    code = (
+        "import sys, tinyloop_py as tl\n"
+        "assert not {'tinyloop_py.config', 'tinyloop_py.arrays'} & sys.modules.keys()\n"
+        "assert set(tl.__all__) <= set(dir(tl))\n"
+        "assert all(getattr(tl, name) is not None for name in tl.__all__)\n"
+        "assert tl.Config is sys.modules['tinyloop_py.config'].Config\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tl.nothing
