@@ -76,6 +76,10 @@ class Checkpoint:
         data = self.bytes(name)
         return None if data is None else _parse_object(data, name)
 
+    def has(self, name: str) -> bool:
+        """Whether the folder has such a file."""
+        return (self.folder / name).is_file()
+
     def bytes(self, name: str) -> bytes | None:
         """A file of the folder; None if there is no such file."""
         path = self.folder / name

@@ -266,6 +266,11 @@ def scale_name(weight: str) -> str:
     return f"{weight.removesuffix('.weight')}.scale"
 
 
+def is_scale(name: str) -> bool:
+    """Whether this is the name of an int8 weight's scales."""
+    return name.endswith(".scale")
+
+
 def scale_shapes(shape: Shape) -> tuple[Shape, Shape]:
     """The shapes that the scales of an int8 weight may have: one a row, one a group of columns."""
     rows, columns = shape

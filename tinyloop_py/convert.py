@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from .checkpoint import CHUNK_ELEMENTS, Checkpoint, CheckpointError
 from .config import may_be_int8, scale_name, scale_shapes
 from .export import read_description
-from .families import Keys, Layout, read_layout
+from .families import Layout, read_layout
 from .format import FormatError, Progress, TensorSpec, write_file
 from .quantize import QUANTIZATIONS, quantize_rows
 from .rounding import convert_dtype, is_infinite
 from .sources import Source, described_sources, find_sources
+from .special_ids import begin_id, end_ids
 
 __all__ = ["DTYPE_NAMES", "QUANTIZATIONS", "CheckpointError", "Report", "convert"]
 
@@ -63,10 +64,24 @@ def convert(
     _check_option("dtype", dtype, DTYPE_NAMES)
     _check_option("quantize", quantize, QUANTIZATIONS)
     checkpoint = Checkpoint(Path(src))
+    _check_target(checkpoint, Path(out))
+    try:
+        return _convert(checkpoint, Path(out), dtype, quantize, progress)
+    except FormatError as error:  # a checkpoint that no file can be made of
+        raise CheckpointError(str(error)) from None
+
+
+def _convert(
+    checkpoint: Checkpoint,
+    out: Path,
+    dtype: str | None,
+    quantize: str | None,
+    progress: Progress | None,
+) -> Report:
     if checkpoint.description is None:
         family, layout, unknown_keys = read_layout(checkpoint.config, checkpoint.tensors)
         sources = find_sources(checkpoint, layout)
-        blobs = _blobs(checkpoint, layout)
+        layout, blobs = _with_blobs(checkpoint, layout)
     else:
         family, unknown_keys = "tinyloop", []
         layout, blobs = _described(checkpoint.description)
@@ -74,9 +89,9 @@ def convert(
     tensors = _Tensors(checkpoint, sources, dtype, quantize)
     write_file(out, layout.config, tensors.specs, tensors.read, blobs, progress)
     return Report(
-        path=Path(out),
+        path=out,
         family=family,
-        size=Path(out).stat().st_size,
+        size=out.stat().st_size,
         parameters=tensors.parameters(),
         blobs={name: len(blob) for name, blob in blobs.items()},
         unknown_keys=unknown_keys,
@@ -92,11 +107,15 @@ def _check_option(name: str, value: str | None, allowed: Iterable[str]) -> None:
 
 def _described(description: str) -> tuple[Layout, dict[str, bytes]]:
     """The layout of a file that brings its config and blobs along; its tensors have their names."""
-    try:
-        config, blobs = read_description(description)
-    except FormatError as error:
-        raise CheckpointError(str(error)) from None
+    config, blobs = read_description(description)
     return Layout(config, {}), blobs
+
+
+def _check_target(checkpoint: Checkpoint, out: Path) -> None:
+    """Refuses to replace what is read."""
+    for file in {tensor.file for tensor in checkpoint.tensors.values()}:
+        if out.exists() and out.samefile(file):
+            raise CheckpointError(f"{out} is part of the checkpoint; give the file another name")
 
 
 # ---- Tensors --------------------------------------------------------------------------------
@@ -184,31 +203,24 @@ def _rounded(chunk: NDArray[Any], source: str, target: str, name: str) -> NDArra
 # ---- Blobs ----------------------------------------------------------------------------------
 
 
-def _blobs(checkpoint: Checkpoint, layout: Layout) -> dict[str, bytes]:
-    """The blobs that the folder has something for."""
-    end_ids = layout.end_ids
-    if end_ids is None:
-        end_ids = _end_ids(checkpoint, layout.config.vocab_size)
+def _with_blobs(checkpoint: Checkpoint, layout: Layout) -> tuple[Layout, dict[str, bytes]]:
+    """The blobs that the folder has something for, and the layout with what they tell."""
+    notes, config, ids = list(layout.notes), layout.config, layout.end_ids
+    if ids is None:
+        ids, more = end_ids(checkpoint, config.vocab_size)
+        notes += more
+    if config.bos_id < 0:
+        config = replace(config, bos_id=begin_id(checkpoint))
     blobs = {
         "tokenizer.json": checkpoint.bytes("tokenizer.json"),
         "chat_template": _chat_template(checkpoint),
         "card": checkpoint.bytes("MODEL_CARD.md") or checkpoint.bytes("README.md"),
-        "end_ids": np.array(end_ids, "<i4").tobytes(),
+        "end_ids": np.array(ids, "<i4").tobytes(),
     }
-    return {name: blob for name, blob in blobs.items() if blob}
-
-
-def _end_ids(checkpoint: Checkpoint, vocab_size: int) -> list[int]:
-    """Ids that end a generation: those of config.json, then what generation_config.json adds."""
-    ids: dict[int, None] = {}
-    for name in ("config.json", "generation_config.json"):
-        keys = Keys(checkpoint.json(name) or {}, name)
-        value = keys.get("eos_token_id", [])
-        for token in value if isinstance(value, list) else [value]:
-            if type(token) is not int or not 0 <= token < vocab_size:
-                raise keys.refuse("eos_token_id", f"ids are 0 .. {vocab_size - 1}")
-            ids[token] = None
-    return list(ids)
+    if not blobs["tokenizer.json"] and checkpoint.has("tokenizer.model"):
+        notes.append("tokenizer.model is there without tokenizer.json, which text needs")
+    layout = replace(layout, config=config, notes=notes)
+    return layout, {name: blob for name, blob in blobs.items() if blob}
 
 
 def _chat_template(checkpoint: Checkpoint) -> bytes | None:
@@ -232,7 +244,12 @@ def _chat_template(checkpoint: Checkpoint) -> bytes | None:
         if isinstance(text, str) and key in template:
             # Rendering drops a block's newline, so the template still begins on a fresh line.
             bindings += f"{{% set {key} = {json.dumps(text, ensure_ascii=False)} %}}\n"
-    return (bindings + template).encode()
+    try:
+        return (bindings + template).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            "tokenizer_config.json: the chat template is no Unicode text"
+        ) from None
 
 
 def _decode(data: bytes, name: str) -> str:
@@ -245,8 +262,8 @@ def _decode(data: bytes, name: str) -> str:
 def _template_text(value: Any) -> str | None:
     """The template of tokenizer_config.json: a text, or a list that names several."""
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if type(entry) is dict}
-        value = named.get("default")
+        named = [entry for entry in value if isinstance(entry, dict)]
+        value = next((e.get("template") for e in named if e.get("name") == "default"), None)
     if value is None or isinstance(value, str):
         return value
     raise CheckpointError(f"tokenizer_config.json: chat_template is {value!r}; it must be a text")

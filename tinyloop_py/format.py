@@ -26,6 +26,7 @@ from .config import (
     Config,
     FormatError,
     Stage,
+    is_scale,
     pack_config,
     tensor_problems,
     tensor_shapes,
@@ -196,9 +197,7 @@ class TinyloopFile:
     def n_parameters(self) -> int:
         """Numbers in all tensors, without the scales of int8 weights."""
         return sum(
-            prod(tensor.shape)
-            for tensor in self.tensors.values()
-            if not tensor.name.endswith(".scale")
+            prod(tensor.shape) for tensor in self.tensors.values() if not is_scale(tensor.name)
         )
 
     def array(self, name: str) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from .checkpoint import Checkpoint, CheckpointError
-from .config import Config, Shape, tensor_problems, tensor_shapes, value_embed_layers
+from .config import Config, Shape, scale_name, tensor_problems, tensor_shapes, value_embed_layers
 from .families import Layout
 
 _NAMES_SHOWN = 5
@@ -50,8 +50,13 @@ def described_sources(checkpoint: Checkpoint, config: Config) -> list[Source]:
     if problems := tensor_problems(config, found):
         raise CheckpointError(f"tensors: {_list(problems, '; ')}")
     shapes = tensor_shapes(config, value_embed_layers(config, found))
-    scales = {name: shape for name, (_, shape) in found.items() if name not in shapes}
-    return [Source(name, shape, name, 0) for name, shape in (shapes | scales).items()]
+    sources = []
+    for name, shape in shapes.items():
+        sources.append(Source(name, shape, name, 0))
+        if found[name][0] == "int8":
+            scales = scale_name(name)
+            sources.append(Source(scales, found[scales][1], scales, 0))
+    return sources
 
 
 def _file_shapes(layout: Layout) -> dict[str, Shape]:

@@ -13,6 +13,7 @@ from checkpoints import (
 )
 
 import tinyloop_py as tl
+from tinyloop_py.convert import CheckpointError, convert
 from tinyloop_py.families import FAMILIES
 
 # ---- config.json ----------------------------------------------------------------------------
@@ -176,9 +177,8 @@ def test_other_rope_is_refused(tmp_path, keys, message):
         ({"mlp_bias": True}, "tensors missing: model.layers.0.mlp.gate_proj.bias"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is ["),
         ({"layer_types": "sliding"}, "layer_types is 'sliding'"),
-        ({"pretraining_tp": 2}, "pretraining_tp is 2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
-        ({"sliding_window": 64}, "sliding_window is 64"),
+        ({"sliding_window": 32}, "sliding_window is 32"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
         ({"rope_interleaved": True}, "rope_interleaved is True"),
@@ -209,9 +209,7 @@ def test_other_rope_is_refused(tmp_path, keys, message):
         ({"rope_theta": float("inf")}, "rope_theta is inf"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
         ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
-        ({"eos_token_id": 7}, "eos_token_id is 7; ids are 0 .. 6"),
         ({"eos_token_id": [2, "x"]}, "eos_token_id is [2, 'x']"),
-        ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"bos_token_id": [1]}, "bos_token_id is [1]"),
     ],
 )
@@ -282,9 +280,38 @@ def test_end_ids(tmp_path, own, generation, ids):
     assert (end_ids(file) if "end_ids" in file.blobs else None) == ids
 
 
-def test_end_id_outside_the_vocabulary_names_its_file(tmp_path):
-    files = {"generation_config__json": {"eos_token_id": 9}}
-    refused(tmp_path, "generation_config.json: eos_token_id is 9", **files)
+def test_end_ids_outside_the_vocabulary_are_left_out_and_told(tmp_path):
+    files = {"generation_config__json": {"eos_token_id": [9, 3]}}
+    report, file = convert_small(tmp_path, LLAMA | {"eos_token_id": [2, -1]}, **files)
+    assert end_ids(file) == [2, 3]
+    assert [note.split(" is ")[0] for note in report.notes] == [
+        "config.json: eos_token_id -1",
+        "generation_config.json: eos_token_id 9",
+    ]
+
+
+def test_special_ids_of_the_tokenizer(tmp_path):
+    """Where config.json has none: those that tokenizer_config.json names."""
+    config = LLAMA | {"eos_token_id": None, "bos_token_id": None}
+    added = [{"id": 5, "content": "<s>"}, {"id": 6, "content": "</s>"}, {"content": 3}, 7]
+    files = {
+        "tokenizer_config__json": {"bos_token": "<s>", "eos_token": {"content": "</s>"}},
+        "tokenizer__json": {"added_tokens": added},
+    }
+    _, file = convert_small(tmp_path, config, **files)
+    assert (file.config.bos_id, end_ids(file)) == (5, [6])
+    _, file = convert_small(tmp_path, config, generation_config__json={"bos_token_id": 4}, **files)
+    assert file.config.bos_id == 4
+    _, file = convert_small(tmp_path, LLAMA, **files)
+    assert (file.config.bos_id, end_ids(file)) == (1, [2])
+    files["tokenizer__json"] = {"added_tokens": {"<s>": 5}}
+    _, file = convert_small(tmp_path, config, generation_config__json={}, **files)
+    assert (file.config.bos_id, "end_ids" in file.blobs) == (-1, False)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_told(tmp_path):
+    report, _ = convert_small(tmp_path, LLAMA, tokenizer__model=b"x")
+    assert "tokenizer.json, which text needs" in report.notes[0]
 
 
 def test_card_and_tokenizer_go_along(tmp_path):
@@ -339,4 +366,67 @@ def test_chat_template_file_wins(tmp_path):
 
 def test_odd_chat_templates_are_refused(tmp_path):
     refused(tmp_path, "chat_template is 3", tokenizer_config__json={"chat_template": 3})
+    surrogate = {"chat_template": "\ud800"}
+    refused(tmp_path, "no Unicode text", tokenizer_config__json=surrogate)
+    listed = {"chat_template": [{"name": [], "template": "x"}]}
+    _, file = convert_small(tmp_path, LLAMA, tokenizer_config__json=listed)
+    assert "chat_template" not in file.blobs
     refused(tmp_path, "chat_template.jinja is not UTF-8", chat_template__jinja=b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("keys", "window"),
+    [
+        ({"model_type": "mistral", "max_position_embeddings": 32768}, 4096),  # a missing key
+        ({"model_type": "mistral", "sliding_window": 32, "use_sliding_window": False}, 32),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_position_embeddings": 9999},
+            4096,
+        ),
+    ],
+)
+def test_windows_that_count(tmp_path, keys, window):
+    refused(tmp_path, f"sliding_window is {window}", LLAMA | keys, random_tensors(LLAMA))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "mistral", "sliding_window": None, "max_position_embeddings": 32768},
+        {"model_type": "mistral", "sliding_window": 64},
+        {"sliding_window": 8, "use_sliding_window": False},
+        {"pretraining_tp": 2},
+    ],
+)
+def test_keys_without_effect_on_these_models(tmp_path, keys):
+    report, _ = convert_small(tmp_path, LLAMA | keys, random_tensors(LLAMA))
+    assert report.unknown_keys == []
+
+
+def test_yarn_takes_the_original_positions_from_wherever_they_are(tmp_path):
+    yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "finetuned": True}}
+    _, file = convert_small(tmp_path, LLAMA | yarn)
+    assert file.config.rope_original_positions == 64
+    top = {"original_max_position_embeddings": 16}
+    report, file = convert_small(tmp_path, LLAMA | yarn | top)
+    assert (file.config.rope_original_positions, report.unknown_keys) == (16, [])
+
+
+def test_rope_in_both_spellings(tmp_path):
+    both = {
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    }
+    _, file = convert_small(tmp_path, LLAMA | both)
+    assert (file.config.rope_scaling, file.config.rope_factor) == (1, 2.0)
+    both["rope_scaling"]["factor"] = 3.0
+    refused(tmp_path, "rope_parameters is there too", LLAMA | both)
+
+
+def test_the_checkpoint_is_never_replaced(tmp_path):
+    convert_small(tmp_path, LLAMA)
+    weights = next(tmp_path.rglob("model.safetensors"))
+    before = weights.read_bytes()
+    with pytest.raises(CheckpointError, match="part of the checkpoint"):
+        convert(weights.parent, weights)
+    assert weights.read_bytes() == before

@@ -268,13 +268,13 @@ def test_value_gate_takes_32_channels(tmp_path):
     refused(tmp_path, f"tensor {name} has shape [4, 16]", config, other)
 
 
-def test_stacks_of_hrm_may_differ(tmp_path):
+def test_lost_layers_of_hrm_are_missed(tmp_path):
     config, tensors = golden_checkpoint("hrm_text")
     fewer = {n: t for n, t in tensors.items() if "L_module.layers.1." not in n}
-    _, file = convert_small(tmp_path, config, fewer)
-    assert [stage.n_layers for stage in file.config.stages] == [1, 2]
-    first = tensors["model.H_module.layers.0.mlp.down_proj.weight"][1]
-    assert np.array_equal(file.array("layers.1.mlp.down.weight"), first)
+    refused(tmp_path, "L_module has 1 layers and H_module 2", config, fewer)
+    fewer = {n: t for n, t in tensors.items() if ".layers.1." not in n}
+    stated = config | {"num_layers_per_stack": 2}
+    refused(tmp_path, "num_layers_per_stack is 2; supported: 1", stated, fewer)
     gap = {n: t for n, t in tensors.items() if "L_module.layers.0." not in n}
     refused(tmp_path, "tensors missing: model.L_module.layers.0.attn.gqkv", config, gap)
 

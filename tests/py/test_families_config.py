@@ -294,7 +294,25 @@ CHANGED_CONFIGS = [
         {"rope_theta": 3e5},
     ),
     ("recurrent_olmo", {"initial_state_mode": None}, {"state_init": 3}),
-    ("hrm_text", {"num_hidden_layers": 32, "num_layers_per_stack": 16}, {"stage1_n_layers": 2}),
+    ("hrm_text", {"num_hidden_layers": 99, "num_layers_per_stack": 2}, {"stage1_n_layers": 2}),
+    ("hrm_text", {"num_hidden_layers": 4}, {"stage1_n_layers": 2}),
+    ("hrm_text", {"num_hidden_layers": 16, "prefix_lm": None}, {"mask": 1}),
+    (
+        "iquest_loop",
+        {"rms_norm_eps": None, "rope_theta": None},
+        {"norm_eps": 1e-5, "rope_theta": 5e5},
+    ),
+    (
+        "huginn",
+        {"norm_eps": None, "tie_embeddings": None, "qk_bias": None},
+        {"norm_eps": 1e-6, "tied_head": 1, "q_bias": 1},
+    ),
+    (
+        "huginn",
+        {"mean_recurrence": None, "rope_parameters": {"rope_type": "default"}},
+        {"loops_default": 32},
+    ),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}, {}),
     ("hrm_text", {"prefix_lm": False, "H_cycles": 5}, {"mask": 0, "cycles_high": 5}),
     ("hrm_text", {"embedding_scale": None, "initializer_range": 0.02}, {"embed_scale": 50.0}),
     ("parcae", {"recurrent_num_attention_heads": 4, "norm_eps": 1e-6}, {"norm_eps": 1e-6}),
@@ -399,7 +417,7 @@ def test_special_ids_with_another_vocabulary_are_kept_and_told(tmp_path, capsys)
     file = fmt.read_file(tmp_path / "out.tinyloop")
     assert (file.config.bos_id, end_ids(file), file.config.pad_id) == (0, [0], 0)
     warning = capsys.readouterr().err
-    assert warning.startswith("tinyloop: warning: config.json: bos, eos and pad ids are all 0")
+    assert warning.startswith("tinyloop: warning: config.json: bos and eos ids are both 0")
     assert "They were kept" in warning
 
 

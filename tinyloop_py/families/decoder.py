@@ -6,6 +6,7 @@ The looped families that are made of such layers share `decoder_fields` and `dec
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from ..checkpoint import CheckpointError
 from ..config import Config, Stage, stage_fields
 from .keys import Keys
 from .layout import Layout, head_fields, layer_count, named, refuse_general
@@ -25,14 +26,18 @@ _QK_NORM_NAMES = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k
 _MLP_BIASES = ("mlp.gate", "mlp.up", "mlp.down")
 
 
-def decoder_fields(keys: Keys) -> dict[str, Any]:
+# What configuration classes that have a window make of a config.json that says nothing.
+_DEFAULT_WINDOW = 4096
+
+
+def decoder_fields(keys: Keys, *, eps: float = 1e-6, theta: float = 10000.0) -> dict[str, Any]:
     """The fields of a Llama-like decoder, but for its stages; refuses what it cannot be.
 
-    Biases and windows are the families' own matter.
+    Biases and windows are the families' own matter; `eps` and `theta` are their defaults.
     """
     refuse_general(keys)
     keys.expect("hidden_act", "silu")
-    keys.expect("pretraining_tp", 1)
+    keys.ignore("pretraining_tp")  # how products were cut for training
     keys.expect("rope_interleaved", False)
     keys.expect("use_mrope", False)
     layer_types = keys.get("layer_types", [])
@@ -45,10 +50,10 @@ def decoder_fields(keys: Keys) -> dict[str, Any]:
         "max_positions": keys.integer("max_position_embeddings", 0, field="max_positions"),
         "bos_id": keys.token("bos_token_id"),
         "pad_id": keys.token("pad_token_id"),
-        "norm_eps": keys.positive("rms_norm_eps", 1e-6),
+        "norm_eps": keys.positive("rms_norm_eps", eps),
         "tied_head": int(keys.flag("tie_word_embeddings", False)),
         **head_fields(keys, hidden),
-        **rope_fields(keys),
+        **rope_fields(keys, theta),
     }
 
 
@@ -58,16 +63,27 @@ def no_biases(keys: Keys) -> None:
     keys.expect("mlp_bias", False)
 
 
-def no_window(keys: Keys, *, default: bool) -> None:
-    """Refuses a sliding window that hides anything; `default`: it counts if nothing is said."""
-    window = keys.get("sliding_window", None)
-    keys.ignore("max_window_layers")
-    if not keys.flag("use_sliding_window", default) or window is None:
+def no_window(keys: Keys) -> None:
+    """Refuses a sliding window that hides anything, where use_sliding_window asks for one.
+
+    It is that of layers from max_window_layers on.
+    """
+    keys.ignore("sliding_window", "max_window_layers")
+    if not keys.flag("use_sliding_window", False):
         return
+    n_layers = keys.integer("num_hidden_layers", 0)
+    if not 0 < n_layers <= keys.integer("max_window_layers", 0):
+        refuse_window(keys, _DEFAULT_WINDOW)
+
+
+def refuse_window(keys: Keys, default: int | None) -> None:
+    """Refuses a window that hides trained positions; `default`: what a missing key means."""
+    window = keys.get("sliding_window", None if keys.states("sliding_window") else default)
     positions = keys.integer("max_position_embeddings", 0)
-    if type(window) is not int or not 1 <= positions <= window:
-        raise keys.refuse(
-            "sliding_window", "supported: null, or no less than max_position_embeddings"
+    if window is not None and (type(window) is not int or not 1 <= positions <= window):
+        raise CheckpointError(
+            f"config.json: sliding_window is {window!r}; supported: null, or no less than "
+            f"max_position_embeddings {positions}"
         )
 
 
@@ -92,7 +108,7 @@ def decoder_names(config: Config, layers: Iterable[str]) -> dict[str, str]:
 
 def rotary_buffers(names: Collection[str]) -> list[str]:
     """Inverse frequencies, which older checkpoints saved and which follow from the config."""
-    return sorted(name for name in names if name.endswith(".self_attn.rotary_emb.inv_freq"))
+    return sorted(name for name in names if name.endswith(".rotary_emb.inv_freq"))
 
 
 def _plain(keys: Keys, names: Collection[str], **fields: Any) -> Layout:
@@ -110,16 +126,18 @@ def _all_biases(keys: Keys) -> dict[str, int]:
 
 
 def llama(keys: Keys, names: Collection[str]) -> Layout:
-    """Norms before each block; biases if the config has them."""
-    keys.unset("sliding_window")
+    """Norms before each block; biases if the config has them. Its code knows no window."""
+    if keys.flag("use_sliding_window", True):
+        refuse_window(keys, None)
+    keys.ignore("sliding_window")
     mlp_bias = int(keys.flag("mlp_bias", False))
     return _plain(keys, names, **_all_biases(keys), mlp_bias=mlp_bias)
 
 
 def mistral(keys: Keys, names: Collection[str]) -> Layout:
-    """As Llama; a window counts unless it shows all trained positions."""
+    """As Llama; a window counts unless it shows all trained positions, and a missing key is one."""
     no_biases(keys)
-    no_window(keys, default=True)
+    refuse_window(keys, _DEFAULT_WINDOW)
     return _plain(keys, names)
 
 
@@ -127,13 +145,13 @@ def qwen2(keys: Keys, names: Collection[str]) -> Layout:
     """Biases on q, k and v whatever the config says."""
     keys.ignore("attention_bias")
     keys.expect("mlp_bias", False)
-    no_window(keys, default=False)
+    no_window(keys)
     return _plain(keys, names, q_bias=1, k_bias=1, v_bias=1)
 
 
 def qwen3(keys: Keys, names: Collection[str]) -> Layout:
     """Queries and keys are normed head by head, before the rotation."""
     keys.expect("mlp_bias", False)
-    no_window(keys, default=False)
+    no_window(keys)
     eps = keys.positive("rms_norm_eps", 1e-6)
     return _plain(keys, names, **_all_biases(keys), qk_norm=1, qk_norm_eps=eps)

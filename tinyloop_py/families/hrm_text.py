@@ -14,22 +14,24 @@ _STACKS = ("L_module", "H_module")
 def hrm_text(keys: Keys, names: Collection[str]) -> Layout:
     """Norms without weights, gated attention, and a prompt whose tokens all see each other.
 
-    The number of layers is what the tensors tell: config.json states it in several ways.
+    The number of layers is what the tensors tell.
     """
     no_biases(keys)
-    no_window(keys, default=False)
-    keys.ignore("L_bp_cycles", "num_hidden_layers", "num_layers_per_stack")
+    no_window(keys)
+    keys.ignore("L_bp_cycles")
     counts = {stack: count_layers(names, f"model.{stack}.layers.") for stack in _STACKS}
     for stack, count in counts.items():
         if not count:
             raise CheckpointError(f"tensors missing: model.{stack}.layers.0 and what follows it")
     low, high = counts.values()
+    cycles = loop_count(keys, "H_cycles"), loop_count(keys, "L_cycles")
+    _check_layers(keys, low, high, cycles[0] * (cycles[1] + 1))
     config = Config(
         **decoder_fields(keys),
         **stage_fields([Stage(0, low, 1, 2), Stage(low, high, 1, 2)]),
         schedule=1,
-        cycles_high=loop_count(keys, "H_cycles"),
-        cycles_low=loop_count(keys, "L_cycles"),
+        cycles_high=cycles[0],
+        cycles_low=cycles[1],
         norm_weightless=1,
         final_norm=0,
         attn_out_gate=1,
@@ -37,7 +39,7 @@ def hrm_text(keys: Keys, names: Collection[str]) -> Layout:
         inject_source=2,
         state_init=4,
         embed_scale=_embed_scale(keys),
-        mask=int(keys.flag("prefix_lm")),
+        mask=int(keys.flag("prefix_lm", True)),
     )
     tensors: Tensors = {
         "model.embed_tokens.weight": ("embed.weight",),
@@ -53,6 +55,23 @@ def hrm_text(keys: Keys, names: Collection[str]) -> Layout:
         tensors[f"{layer}.mlp.gate_up_proj.weight"] = fused(f"{own}.mlp", ("gate", "up"))
         tensors[f"{layer}.mlp.down_proj.weight"] = (f"{own}.mlp.down.weight",)
     return Layout(config, tensors)
+
+
+def _check_layers(keys: Keys, low: int, high: int, n_runs: int) -> None:
+    """Refuses stacks of different height, and a number of layers that is not theirs.
+
+    Files that don't give that of one stack give it, or both, or those of all runs.
+    """
+    if low != high:
+        raise CheckpointError(
+            f"tensors missing: {_STACKS[0]} has {low} layers and {_STACKS[1]} {high}; both have "
+            "the same number"
+        )
+    keys.expect("num_layers_per_stack", low)
+    if "num_layers_per_stack" in keys:
+        keys.ignore("num_hidden_layers")
+    else:
+        keys.expect("num_hidden_layers", low, 2 * low, low * n_runs)
 
 
 def _embed_scale(keys: Keys) -> float:

@@ -54,6 +54,7 @@ class Keys:
 
     def __init__(self, values: dict[str, Any], name: str = "config.json") -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
+        self._stated = values.keys()
         self._name = name
         self._read: set[str] = set()
         self._nested: dict[str, Keys] = {}
@@ -61,6 +62,10 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         """Whether the key is there with a value that is not null."""
         return key in self._values
+
+    def states(self, key: str) -> bool:
+        """Whether the key is there, be it null: then its default is not meant."""
+        return key in self._stated
 
     def get(self, key: str, default: Any = _MISSING) -> Any:
         """The value of any type; without a default a missing key is an error."""
@@ -129,6 +134,10 @@ class Keys:
         if not isinstance(value, dict):
             raise self.refuse(key, "it must be an object")
         return self._nested.setdefault(key, Keys(value, f"{self._name}: {key}"))
+
+    def says_all_of(self, other: "Keys") -> bool:
+        """Whether it has every key of another object, with the same values."""
+        return other._values.items() <= self._values.items()
 
     def unread(self) -> list[str]:
         """Keys that were not read and are not known to have no effect, nested ones as a.b."""

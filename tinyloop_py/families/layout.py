@@ -75,7 +75,10 @@ def loop_count(keys: Keys, key: str) -> int:
 def count_layers(names: Collection[str], prefix: str) -> int:
     """Layers that the names `prefix`0.., `prefix`1.. tell of: one more than the highest number."""
     numbers = {name[len(prefix) :].partition(".")[0] for name in names if name.startswith(prefix)}
-    return 1 + max((int(n) for n in numbers if n.isdecimal() and len(n) < 6), default=-1)
+    count = 1 + max((int(n) for n in numbers if n.isdecimal() and len(n) < 6), default=-1)
+    if count > _MAX_LAYERS:
+        raise CheckpointError(f"tensors {prefix}{count - 1}.*: at most {_MAX_LAYERS} layers")
+    return count
 
 
 def head_fields(

@@ -45,7 +45,7 @@ def _loop_names(config: Config) -> dict[str, str]:
 def ouro(keys: Keys, names: Collection[str]) -> Layout:
     """Norms before and after each block; the final norm after each loop; a gate to leave early."""
     no_biases(keys)
-    no_window(keys, default=False)
+    no_window(keys)
     keys.unset("early_exit_step")
     loops = loop_count(keys, "total_ut_steps")
     fields = decoder_fields(keys)
@@ -71,19 +71,20 @@ def ouro(keys: Keys, names: Collection[str]) -> Layout:
 
 def _ouro_special_ids(keys: Keys, fields: dict[str, Any]) -> tuple[list[str], list[int] | None]:
     """Notes on wrong ids, and the end ids if they are corrected, as `fields` then are too."""
-    if [fields["bos_id"], keys.get("eos_token_id", None), fields["pad_id"]] != [0, 0, 0]:
+    end = keys.get("eos_token_id", None)
+    if fields["bos_id"] != 0 or end not in (0, [0]) or fields["pad_id"] not in (0, -1):
         return [], None
-    known = "bos, eos and pad ids are all 0; Ouro's tokenizer has bos 1, eos 2 and pad 0"
+    known = "bos and eos ids are both 0; Ouro's tokenizer has bos 1, eos 2 and pad 0"
     if fields["vocab_size"] != _OURO_VOCAB_SIZE:
         return [f"{known}. They were kept: the vocabulary is not Ouro's"], None
-    fields["bos_id"] = _OURO_BOS
+    fields |= {"bos_id": _OURO_BOS, "pad_id": 0}
     return [f"{known}, which were used"], [_OURO_EOS]
 
 
 def nanbeige(keys: Keys, names: Collection[str]) -> Layout:
     """The final norm after every loop, or once after the last."""
     no_biases(keys)
-    no_window(keys, default=False)
+    no_window(keys)
     keys.unset(*_NANBEIGE_OPTIONS)
     fields = decoder_fields(keys)
     keys.expect("kv_channels", fields["head_dim"])
@@ -105,11 +106,11 @@ def _nanbeige_loops(keys: Keys) -> int:
 def iquest(keys: Keys, names: Collection[str]) -> Layout:
     """Two loops, of which the second mixes attention to the first one's KV with a window."""
     no_biases(keys)
-    no_window(keys, default=False)
+    no_window(keys)
     keys.expect("loop_num", 2)
     loops = keys.integer("loop_num")
     config = Config(
-        **decoder_fields(keys),
+        **decoder_fields(keys, eps=1e-5, theta=500000.0),
         **_one_stage(layer_count(keys, "num_hidden_layers"), 0, loops),
         loops_min=loops,
         loops_max=loops,

@@ -4,7 +4,7 @@ All say the same model_type and block class; what they are, their tensors tell.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..config import Config, stage_fields
@@ -37,7 +37,7 @@ def raven(keys: Keys, names: Collection[str]) -> Layout:
     if any(name.endswith(".norm_3.weight") for name in names):
         return _layout(keys, names, _HUGINN_NORMS, **_huginn_fields(keys))
     if any(name.endswith(".attn.q_norm.weight") for name in names):
-        eps = keys.positive("norm_eps")
+        eps = keys.positive("norm_eps", _DEFAULTS["norm_eps"])
         fields = _retrofit_fields(keys) | {"norm_placement": 3, "qk_norm": 2, "qk_norm_eps": eps}
         return _layout(keys, names, _OLMO_NORMS, **fields)
     return _layout(keys, names, _LLAMA_NORMS, **_retrofit_fields(keys))
@@ -53,15 +53,23 @@ def recurrent_stages(keys: Keys) -> tuple[dict[str, int], dict[str, Any]]:
     )
 
 
-def recurrent_fields(keys: Keys, heads: dict[str, int]) -> dict[str, Any]:
+# What Huginn's configuration class takes for keys that are not there.
+_DEFAULTS = {"tie_embeddings": True, "norm_eps": 1e-6, "mean_recurrence": 32}
+
+
+def recurrent_fields(
+    keys: Keys, heads: dict[str, int], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What Huginn and Parcae share: sizes, and noise of the width's standard deviation."""
+    defaults = defaults or {}
     refuse_general(keys)
     keys.expect("bias", False)
     keys.expect("state_init", "like-init")
     # How it was made and trained; what is told by the tensors; the embedding is padded or not.
     keys.ignore("init_orthogonal", "sampling_scheme", "mean_backprop_depth", "padding_multiple")
     keys.ignore("activation_checkpoint_impl", "architecture_class_name", "vocab_size")
-    tied = keys.flag("tie_embeddings", keys.get("tie_word_embeddings", False))
+    untold = defaults.get("tie_embeddings", False)
+    tied = keys.flag("tie_embeddings", keys.get("tie_word_embeddings", untold))
     keys.expect("tie_word_embeddings", tied)
     vocab_key = "padded_vocab_size" if "padded_vocab_size" in keys else "vocab_size"
     return heads | {
@@ -69,9 +77,11 @@ def recurrent_fields(keys: Keys, heads: dict[str, int]) -> dict[str, Any]:
         "ff_size": keys.integer("intermediate_size", field="ff_size"),
         "bos_id": keys.token("bos_token_id"),
         "pad_id": keys.token("pad_token_id"),
-        "norm_eps": keys.positive("norm_eps"),
+        "norm_eps": keys.positive("norm_eps", *_default(defaults, "norm_eps")),
         "tied_head": int(tied),
-        "loops_default": keys.integer("mean_recurrence", 0, field="loops_default"),
+        "loops_default": keys.integer(
+            "mean_recurrence", defaults.get("mean_recurrence", 0), field="loops_default"
+        ),
         "state_init": 3,
         "init_std": math.sqrt(2 / (5 * heads["hidden_size"])),
         "init_cut": 3.0,
@@ -79,8 +89,14 @@ def recurrent_fields(keys: Keys, heads: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def _default(defaults: Mapping[str, Any], key: str) -> list[Any]:
+    return [defaults[key]] if key in defaults else []
+
+
 def _huginn_fields(keys: Keys) -> dict[str, Any]:
-    keys.unset("rope_scaling", "rope_parameters")
+    for key in ("rope_scaling", "rope_parameters"):
+        if rope := keys.mapping(key):
+            rope.expect("rope_type", "default")
     base = keys.positive("rope_base", 50000.0)
     if keys.positive("rope_theta", base) != base:
         raise keys.refuse("rope_theta", f"rope_base is {base}; give one of the two")
@@ -122,12 +138,12 @@ def _layout(keys: Keys, names: Collection[str], norms: dict[str, str], **fields:
     keys.ignore("block_class_name", "init_strategy", "test_time_noise_type", "auto_map")
     width = keys.integer("n_embd", field="hidden_size")
     heads = head_fields(keys, width, ("n_heads", "num_attention_heads"))
-    shared = recurrent_fields(keys, heads)
+    shared = recurrent_fields(keys, heads, _DEFAULTS)
     if init := keys.mapping("init_values"):
         shared["init_std"] = init.positive("std", shared["init_std"])
         init.ignore("out_proj", "embedding", "embed_scale")
     counts, stages = recurrent_stages(keys)
-    bias = int(keys.flag("qk_bias", False))
+    bias = int(keys.flag("qk_bias", any(name.endswith(".attn.qk_bias") for name in names)))
     if bias and heads["n_kv_heads"] != heads["n_heads"]:
         raise keys.refuse("qk_bias", "that takes as many KV heads as heads")
     config = Config(**shared | stages | fields, inject=2, q_bias=bias, k_bias=bias)

@@ -13,8 +13,8 @@ def rope_fields(keys: Keys, default_theta: float | None = 10000.0) -> Fields:
     """The config fields of the rotation; without a default theta a missing one is an error."""
     keys.expect("partial_rotary_factor", 1.0, 1)
     parameters, scaling = keys.mapping("rope_parameters"), keys.mapping("rope_scaling")
-    if parameters is not None and scaling is not None:
-        raise keys.refuse("rope_scaling", "rope_parameters is there too; give one of the two")
+    if parameters is not None and scaling is not None and not parameters.says_all_of(scaling):
+        raise keys.refuse("rope_scaling", "rope_parameters is there too, and says something else")
     rope = parameters or scaling
     theta = _theta(keys, rope, default_theta)
     if rope is None:
@@ -44,6 +44,7 @@ def _theta(keys: Keys, rope: Keys | None, default: float | None) -> float:
 
 
 def _plain(rope: Keys, keys: Keys) -> Fields:
+    rope.expect("factor", 1.0, 1)
     return {}
 
 
@@ -67,6 +68,7 @@ def _llama3(rope: Keys, keys: Keys) -> Fields:
 
 def _yarn(rope: Keys, keys: Keys) -> Fields:
     rope.expect("truncate", True)
+    rope.ignore("finetuned")
     fast, slow = rope.positive("beta_fast", 32.0), rope.positive("beta_slow", 1.0)
     if fast <= slow:
         key = "beta_fast" if "beta_fast" in rope else "beta_slow"
@@ -74,6 +76,8 @@ def _yarn(rope: Keys, keys: Keys) -> Fields:
     factor = rope.positive("factor")
     if "original_max_position_embeddings" in rope:
         positions = _original_positions(rope)
+    elif "original_max_position_embeddings" in keys:
+        positions = _original_positions(keys)
     else:
         positions = keys.integer("max_position_embeddings", low=1)
     return {
