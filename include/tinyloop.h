@@ -15,8 +15,9 @@
  *   Threads     Models, prefix caches and pools may be used from any number of threads at once.
  *               A KV cache and a stream belong to one thread at a time.
  *   Tokens      int32_t ids in [0, vocab_size).
- *   The law     The logits at a position depend on the model, the KV mode, the loops, the window
- *               and the token ids up to it, and on nothing else, bit for bit: not on caches,
+ *   The law     The logits at a position depend on the model with its initial noise, the KV mode,
+ *               the loops, the window, prefix_len and the token ids up to it (in a prefix-LM up to
+ *               prefix_len, where that is more), and on nothing else, bit for bit: not on caches,
  *               chunks, batches or threads.
  *
  * Clean as C99 and C++98. The library never exits, aborts or prints.
@@ -84,10 +85,10 @@ typedef int32_t (*tl_interrupt_callback)(void *user);
 
 /* For the calling thread alone, until it sets another; with NULL, the default, nothing interrupts
  * its calls. Asked on that thread, with no lock held, before each forward pass of a call that runs
- * tokens: for every prefill_chunk tokens of a prompt, then for every token that follows. A call
- * that it ends fails with TL_STATUS_INTERRUPTED. It may call the library, but not with the KV cache
- * or the stream of the call that asks; while it runs none is set, and what it sets holds until it
- * returns. */
+ * tokens: for every prefill_chunk tokens of a prompt (those that see each other go in one pass),
+ * then for every token that follows. A call that it ends fails with TL_STATUS_INTERRUPTED. It may
+ * call the library, but not with the KV cache or the stream of the call that asks; while it runs
+ * none is set, and what it sets holds until it returns. */
 TL_API void tl_set_interrupt_callback(tl_interrupt_callback callback, void *user);
 
 /* ---- Model -------------------------------------------------------------------------------- */
@@ -105,7 +106,8 @@ typedef struct tl_model_options {
     int32_t threads;        /* 1 .. 256; 0: one for each CPU of the process, at most 64 */
     int32_t verify;         /* non-zero: also the tensors' checksums and the gaps between */
     int32_t has_init_scale; /* zero: the file's own scale */
-    int32_t prefill_chunk;  /* tokens a forward pass takes at most; 1 .. 4096; 0: 256 */
+    int32_t prefill_chunk;  /* tokens a forward pass takes at most, but for those that see each
+                               other; 1 .. 4096; 0: 256 */
     double init_scale;      /* of a random initial state, 0 is none; others ignore it */
     uint64_t init_seed;     /* of a random initial state; others ignore it */
 } tl_model_options;
@@ -340,7 +342,7 @@ TL_API void tl_prefix_pool_release(tl_prefix_pool *pool);
 TL_API int64_t tl_prefix_pool_size(const tl_prefix_pool *pool);
 TL_API int64_t tl_prefix_pool_total_cached_tokens(const tl_prefix_pool *pool);
 
-/* Builds the prefix's cache and enters it under (model, tokens, loops, window); *length receives
+/* Builds the prefix's cache and enters it under (model, tokens, options); *length receives
  * n_tokens. The same key again changes nothing. Above the capacity the shortest entry that was
  * there before goes (of equally short ones the first registered). A failure leaves no entry. */
 TL_API tl_status tl_prefix_pool_register(int64_t *length, tl_prefix_pool *pool, tl_model *model,

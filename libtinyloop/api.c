@@ -92,29 +92,23 @@ static tl_status check_reserved(int32_t reserved, const char *name)
                    reserved, tl_version_string());
 }
 
-/* The key of a cache for a text of n_tokens. */
-static tl_status resolve_cache_options(cache_key *key, tl_model *model,
-                                       const tl_cache_options *options, size_t n_tokens)
+/* The key of a cache for a text of n_tokens. Unless prefix_len is stated, all of them see each
+ * other in a prefix-LM, or with `causal` none. */
+static tl_status resolve_options(cache_key *key, tl_model *model, const tl_cache_options *options,
+                                 size_t n_tokens, bool causal)
 {
     tl_cache_options own = TL_CACHE_OPTIONS_INIT;
     TL_TRY(read_struct(&own, sizeof own, options, "tl_cache_options"));
     TL_TRY(check_reserved(own.reserved, "tl_cache_options"));
-    key_request request = {own.loops, own.inner_loops, own.cache_window, own.has_prefix_len != 0,
-                           own.prefix_len};
+    bool stated = own.has_prefix_len != 0;
+    key_request request = {
+        .loops = own.loops,
+        .inner_loops = own.inner_loops,
+        .window = own.cache_window,
+        .has_prefix_len = stated || causal,
+        .prefix_len = stated ? own.prefix_len : 0,
+    };
     return engine_resolve(key, model, &request, n_tokens);
-}
-
-/* As resolve_cache_options, but causal unless prefix_len is stated. */
-static tl_status resolve_causal(cache_key *key, tl_model *model, const tl_cache_options *options,
-                                size_t n_tokens)
-{
-    tl_cache_options own = TL_CACHE_OPTIONS_INIT;
-    TL_TRY(read_struct(&own, sizeof own, options, "tl_cache_options"));
-    own.size = sizeof own;
-    if (!own.has_prefix_len)
-        own.prefix_len = 0;
-    own.has_prefix_len = 1;
-    return resolve_cache_options(key, model, &own, n_tokens);
 }
 
 /* ---- model ---- */
@@ -246,8 +240,8 @@ static tl_status resolve_evaluation(evaluation *what, tl_model *model, const int
 {
     *what = (evaluation){.tokens = tokens, .n_tokens = n_tokens, .init_state = init_state};
     TL_TRY(engine_check_open(model, function));
-    TL_TRY(resolve_causal(&what->key, model, options, n_tokens));
     TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
+    TL_TRY(resolve_options(&what->key, model, options, n_tokens, true));
     if (init_state != NULL && (model->plan.nested || model->config.inject == INJECT_NONE))
         return tl_fail(TL_STATUS_INVALID, "init_state is given, but this model %s; leave it out",
                        model->plan.nested ? "has a nested schedule, which takes none"
@@ -299,7 +293,7 @@ tl_status tl_kv_cache_create(tl_kv_cache **out, tl_model *model, const tl_cache_
     NOT_NULL(model);
     TL_TRY(engine_check_open(model, __func__));
     cache_key key;
-    TL_TRY(resolve_causal(&key, model, options, (size_t)model->max_seq_len));
+    TL_TRY(resolve_options(&key, model, options, (size_t)model->max_seq_len, true));
     return kv_cache_create(out, model, key);
 }
 
@@ -477,8 +471,8 @@ tl_status tl_build_prefix_cache(tl_prefix_cache **out, tl_model *model, const in
     NOT_NULL(tokens);
     TL_TRY(engine_check_open(model, __func__));
     cache_key key;
-    TL_TRY(resolve_cache_options(&key, model, options, n_tokens));
     TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
+    TL_TRY(resolve_options(&key, model, options, n_tokens, false));
     return prefix_cache_build(out, model, tokens, n_tokens, key);
 }
 
@@ -542,8 +536,8 @@ tl_status tl_prefix_pool_register(int64_t *length, tl_prefix_pool *pool, tl_mode
     TL_TRY(engine_check_open(model, __func__));
     NOT_NULL(tokens);
     cache_key key;
-    TL_TRY(resolve_cache_options(&key, model, options, n_tokens));
     TL_TRY(engine_check_tokens(model, "tokens", tokens, n_tokens));
+    TL_TRY(resolve_options(&key, model, options, n_tokens, false));
     TL_TRY(prefix_pool_register(pool, model, tokens, n_tokens, key));
     *length = (int64_t)n_tokens;
     return TL_STATUS_OK;

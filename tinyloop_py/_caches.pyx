@@ -104,7 +104,10 @@ cdef int check(tl_status status, str method) except -1:
     if status == TL_STATUS_OK:
         return warn()
     text = tl_last_error().decode("utf-8", "replace")
-    _messages.__dict__.pop("pending", None)
+    try:
+        warn()  # a warning that comes once must not be lost with the call
+    except RuntimeWarning:
+        pass  # where warnings are errors, the call's own error says more
     if status == TL_STATUS_INTERRUPTED:
         raise take_interruption()
     if status == TL_STATUS_CLOSED:

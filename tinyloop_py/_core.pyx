@@ -447,14 +447,16 @@ cdef class Model(ModelHandle):
         return decode_with_kv_cache_capture(kv, tokens)
 
 
-# ---- generations ------------------------------------------------------------------------------
-
 # ---- evaluations ------------------------------------------------------------------------------
+
+_MAX_RUNS = 65536  # of a nested schedule; the library refuses more
+
 
 cdef object evaluation_shape(str what, tl_model_info info, size_t n, tl_cache_options options):
     """Of the result; with a 0 in it where the library will refuse before it writes."""
     if n > <size_t> info.max_seq_len or options.loops > info.loops_max or \
-            options.inner_loops > info.loops_max:
+            options.inner_loops > info.loops_max or \
+            options.loops * (options.inner_loops + 1) > _MAX_RUNS:
         n = 0
     if what == "logits":
         return n, info.vocab_size
@@ -501,6 +503,8 @@ cdef object run_evaluation(Model model, str what, object tokens, object init_sta
             tl_model_release(handle)
     return out
 
+
+# ---- generations ------------------------------------------------------------------------------
 
 cdef tl_prefix_pool *pool_handle(object pool) except? NULL:
     if pool is not None and not isinstance(pool, PrefixPool):

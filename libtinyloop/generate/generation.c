@@ -89,14 +89,13 @@ static tl_status check_source(generation *g, const generation_source *source,
                               const tl_generate_options *options)
 {
     size_t n_cached = g->cache != NULL ? g->cache->n_tokens : 0;
+    if (g->cache == NULL || source->n_tokens > 0)
+        TL_TRY(engine_check_tokens(g->model, g->cache != NULL ? "suffix" : "prompt", source->tokens,
+                                   source->n_tokens));
     g->n_prompt = n_cached + source->n_tokens;
-    TL_TRY(resolve_key(g, options));
     TL_TRY(generate_options_check(options, g->model));
     TL_TRY(check_lengths(g->model, g->n_prompt, options->max_tokens));
-    if (g->cache != NULL && source->n_tokens == 0)
-        return TL_STATUS_OK;
-    return engine_check_tokens(g->model, g->cache != NULL ? "suffix" : "prompt", source->tokens,
-                               source->n_tokens);
+    return resolve_key(g, options);
 }
 
 static tl_status copy_inputs(generation *g, const generation_source *source,
@@ -231,8 +230,10 @@ static tl_status start_from_pool(generation *g)
     tl_status status = match != NULL ? start_from_cache(g, match) : start_plainly(g);
     prefix_cache_release(match);
     if (match == NULL && g->key.prefix_len > 0)
-        log_message(TL_LOG_INFO, "pool miss: the prompt's tokens see each other, so only an entry "
-                                 "of exactly the whole prompt serves it");
+        log_message(TL_LOG_INFO,
+                    "pool miss: the first %lld tokens of the prompt see each other, and no entry "
+                    "has the same prefix_len (by default an entry's and a prompt's whole length)",
+                    (long long)g->key.prefix_len);
     bool failed = status != TL_STATUS_OK && status != TL_STATUS_INTERRUPTED;
     if (failed && outcome != COUNT_POOL_MISS) {
         outcome = COUNT_POOL_FALLBACK;
@@ -250,6 +251,12 @@ static tl_status start(generation *g)
     tl_status status = g->cache != NULL  ? start_from_cache(g, g->cache)
                        : g->pool != NULL ? start_from_pool(g)
                                          : start_plainly(g);
+    if (status == TL_STATUS_OK && run_pass_rows(g->pass) > g->model->prefill_chunk) {
+        /* tokens that see each other took a large one; the next come one by one */
+        run_pass_destroy(g->pass);
+        g->pass = NULL;
+        status = run_pass_create(&g->pass, g->model, 1);
+    }
     if (status != TL_STATUS_OK)
         drop_run(g);
     return status;

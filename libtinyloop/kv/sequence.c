@@ -173,26 +173,27 @@ void kv_sequence_commit(kv_sequence *sequence, int64_t n)
     }
 }
 
-static tl_status check_still_there(const kv_sequence *sequence, int64_t length)
+/* The shortest length at which every plane still has what the next position attends to. */
+static int64_t least_length(const kv_sequence *sequence)
 {
+    int64_t least = 0;
     for (int p = 0; p < sequence->n_planes; p++) {
         const kv_plane *plane = &sequence->planes[p];
-        int64_t held_from = (int64_t)plane->first_block * KV_BLOCK;
-        if (held_from > 0 && kv_first_visible(length, plane->window) < held_from)
-            return tl_fail(TL_STATUS_INVALID,
-                           "length %lld: the window of %lld has dropped positions below %lld, "
-                           "which position %lld attends to; allowed are 0 and %lld to %lld",
-                           (long long)length, (long long)plane->window, (long long)held_from,
-                           (long long)length, (long long)(held_from + plane->window - 1),
-                           (long long)sequence->length);
+        int64_t own = (int64_t)plane->first_block * KV_BLOCK + plane->window - 1;
+        if (plane->first_block > 0 && own > least)
+            least = own;
     }
-    return TL_STATUS_OK;
+    return least;
 }
 
 tl_status kv_sequence_truncate(kv_sequence *sequence, int64_t length)
 {
-    if (length > 0)
-        TL_TRY(check_still_there(sequence, length));
+    int64_t least = least_length(sequence);
+    if (length > 0 && length < least)
+        return tl_fail(TL_STATUS_INVALID,
+                       "length is %lld: a window has dropped positions that the next one attends "
+                       "to; allowed are 0 and %lld to %lld",
+                       (long long)length, (long long)least, (long long)sequence->length);
     size_t end = blocks_for(length);
     if (end < sequence->n_blocks) {
         drop_end(sequence, end);

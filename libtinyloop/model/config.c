@@ -157,20 +157,28 @@ static tl_status int_if(bool used, const char *name, int64_t value, int64_t low,
                    (long long)value, (long long)low, (long long)high);
 }
 
+/* Neither 0 nor infinite where it is used, as a float. */
+static bool is_factor(double value)
+{
+    return isfinite((float)value) && (float)value != 0;
+}
+
 /* As int_if; where used it must be above 0. */
 static tl_status positive_if(bool used, const char *name, double value)
 {
-    if (used ? value > 0 : value == 0)
+    if (used ? value > 0 && is_factor(value) : value == 0)
         return TL_STATUS_OK;
     return tl_fail(TL_STATUS_FORMAT, "config field %s is %g; it must be %s", name, value,
-                   used ? "above 0" : "0 where nothing uses it");
+                   used ? "above 0, within the range of float32" : "0 where nothing uses it");
 }
 
 static tl_status not_zero(const char *name, double value)
 {
-    if (value != 0)
+    if (is_factor(value))
         return TL_STATUS_OK;
-    return tl_fail(TL_STATUS_FORMAT, "config field %s is 0; it is a factor, 1 for none", name);
+    return tl_fail(TL_STATUS_FORMAT,
+                   "config field %s is %g; it is a factor within the range of float32, 1 for none",
+                   name, value);
 }
 
 static tl_status unsupported(const char *what)
@@ -291,6 +299,11 @@ static tl_status check_core(const model_config *c)
     TL_TRY(int_if(c->inject != INJECT_NONE, "prelude_norm", c->prelude_norm, 0, 1));
     TL_TRY(positive_if(noise, "init_std", c->init_std));
     TL_TRY(positive_if(noise, "init_cut", c->init_cut));
+    if (noise && c->init_cut < CONFIG_LEAST_INIT_CUT)
+        return tl_fail(TL_STATUS_UNSUPPORTED,
+                       "config field init_cut is %g; this version takes "
+                       "%g and above",
+                       c->init_cut, CONFIG_LEAST_INIT_CUT);
     if (noise ? c->init_scale < 0 : c->init_scale != 0)
         return tl_fail(TL_STATUS_FORMAT, "config field init_scale is %g; it must be %s",
                        c->init_scale, noise ? "0 or above" : "0 where nothing uses it");
@@ -347,7 +360,20 @@ static tl_status check_loops(const model_config *c)
 {
     TL_TRY(check_core(c));
     TL_TRY(c->schedule == SCHEDULE_NESTED ? check_nested(c) : check_flat(c));
+    int64_t stated = c->loops_default;
+    bool nested = c->schedule == SCHEDULE_NESTED;
+    if (stated != 0 &&
+        ((n_looped_stages(c) == 0 && stated != 1) || (nested && stated != c->cycles_high)))
+        return tl_fail(TL_STATUS_FORMAT, "config field loops_default is %lld; it must be 0 or %lld",
+                       (long long)stated, (long long)(nested ? c->cycles_high : 1));
     loop_limits limits = config_loop_limits(c);
+    if (limits.standard_inner > limits.maximum ||
+        limits.standard * (limits.standard_inner + 1) > CONFIG_MAX_RUNS)
+        return tl_fail(TL_STATUS_FORMAT,
+                       "config fields cycles_high %lld and cycles_low %lld are above loops_max "
+                       "%lld, or make more than %d runs",
+                       (long long)limits.standard, (long long)limits.standard_inner,
+                       (long long)limits.maximum, CONFIG_MAX_RUNS);
     if (limits.minimum > limits.standard || limits.standard > limits.maximum)
         return tl_fail(TL_STATUS_FORMAT,
                        "loops_min %lld, the default %lld and loops_max %lld are not in order",

@@ -8,6 +8,8 @@
 
 #define CONFIG_MAX_STAGES 4
 #define CONFIG_MAX_HEAD_DIM 256
+#define CONFIG_MAX_RUNS 65536     /* of a nested schedule */
+#define CONFIG_LEAST_INIT_CUT 0.1 /* of noise that is cut by trying again */
 
 /* I: signed 64-bit integer, F: double. The position in this list is the field's number. */
 /* clang-format off */

@@ -13,7 +13,6 @@
 #define HEADER_SIZE 64
 #define TENSORS_AT (HEADER_SIZE + sizeof(model_config))
 #define TENSOR_ENTRY_SIZE 160
-#define TENSOR_NAME_SIZE 96
 #define BLOB_ENTRY_SIZE 64
 #define BLOB_NAME_SIZE 48
 #define MAX_META_SIZE (256 << 20) /* read whole before its checksum is known */

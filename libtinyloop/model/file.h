@@ -14,6 +14,8 @@ typedef enum tensor_dtype {
     DTYPE_I8 = 3,
 } tensor_dtype;
 
+#define TENSOR_NAME_SIZE 96 /* with the zero byte at its end */
+
 typedef struct model_file model_file;
 
 typedef struct file_tensor {

@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-#define MAX_ATTEMPTS 65536 /* a cut of 1e-4 takes about 12,000; then the number is 0 */
-
 /* Box and Muller's method, "A Note on the Generation of Random Normal Deviates" (1958). */
 static double normal(const uint32_t word[4])
 {
@@ -16,7 +14,7 @@ static double normal(const uint32_t word[4])
 static double truncated_normal(const uint32_t key[2], uint32_t channel, uint64_t position,
                                double cut)
 {
-    for (uint32_t attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
+    for (uint32_t attempt = 0;; attempt++) {
         uint32_t counter[4] = {channel, attempt, (uint32_t)position, (uint32_t)(position >> 32)};
         uint32_t word[4];
         philox4x32(word, counter, key);
@@ -24,7 +22,6 @@ static double truncated_normal(const uint32_t key[2], uint32_t channel, uint64_t
         if (fabs(z) <= cut)
             return z;
     }
-    return 0;
 }
 
 void noise_row(float *out, size_t n, uint64_t seed, int64_t position, double scale, double cut)

@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* out[i] = scale times a standard normal number within [-cut, cut], by rejection (so `cut` should
- * not be far below 1). */
+/* out[i] = scale times a standard normal number within [-cut, cut], by rejection: a cut of
+ * CONFIG_LEAST_INIT_CUT takes a dozen attempts. */
 void noise_row(float *out, size_t n, uint64_t seed, int64_t position, double scale, double cut);
 
 #endif

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TENSOR_NAME_SIZE 96
-
 /* Looks tensors up by name and remembers which were asked for. */
 typedef struct tensor_binder {
     const model_file *file;

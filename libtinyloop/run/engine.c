@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define MAX_THREADS 64 /* that a default takes */
-#define MAX_RUNS 65536 /* of a nested schedule */
 
 /* ---- loading ---- */
 
@@ -202,11 +201,12 @@ static tl_status resolve_loops(cache_key *key, const tl_model *model, const key_
     if (loops < limits->minimum || loops > limits->maximum)
         return tl_fail(TL_STATUS_INVALID, "loops is %lld; this model takes %lld to %lld",
                        (long long)loops, (long long)limits->minimum, (long long)limits->maximum);
-    if (nested && (inner < 1 || inner > limits->maximum || loops * (inner + 1) > MAX_RUNS))
+    if (nested && (inner < 1 || inner > limits->maximum || loops * (inner + 1) > CONFIG_MAX_RUNS))
         return tl_fail(TL_STATUS_INVALID,
-                       "inner_loops is %lld; allowed are 1 to %lld, and at most "
-                       "%d runs in all",
-                       (long long)inner, (long long)limits->maximum, MAX_RUNS);
+                       "loops is %lld and inner_loops %lld; inner_loops may be 1 to %lld, and "
+                       "loops * (inner_loops + 1) at most %d",
+                       (long long)loops, (long long)inner, (long long)limits->maximum,
+                       CONFIG_MAX_RUNS);
     key->loops = loops;
     key->inner_loops = inner;
     return TL_STATUS_OK;

@@ -30,6 +30,7 @@ size_t run_pass_rows(const run_pass *pass);
 static inline size_t run_rows_for(const tl_kv_cache *kv, size_t n_tokens)
 {
     size_t prefix = kv->sequence.length == 0 ? (size_t)kv->key.prefix_len : 0;
+    prefix = prefix < n_tokens ? prefix : n_tokens;
     size_t rows = n_tokens < kv->model->prefill_chunk ? n_tokens : kv->model->prefill_chunk;
     return rows > prefix ? rows : prefix;
 }

@@ -314,11 +314,11 @@ TEST(inner_loops)
         {-1, 1, TL_STATUS_INVALID, "loops is -1"},
         {1025, 1, TL_STATUS_INVALID, "loops is 1025"},
         {INT64_MAX, 1, TL_STATUS_INVALID, "loops is"},
-        {1, -1, TL_STATUS_INVALID, "inner_loops is -1"},
-        {1, 1025, TL_STATUS_INVALID, "inner_loops is 1025"},
-        {1, INT64_MAX, TL_STATUS_INVALID, "inner_loops is"},
-        {1024, 1024, TL_STATUS_INVALID, "65536 runs"},
-        {1024, 64, TL_STATUS_INVALID, "65536 runs"},
+        {1, -1, TL_STATUS_INVALID, "inner_loops -1"},
+        {1, 1025, TL_STATUS_INVALID, "inner_loops 1025"},
+        {1, INT64_MAX, TL_STATUS_INVALID, "inner_loops 9223372036854775807"},
+        {1024, 1024, TL_STATUS_INVALID, "at most 65536"},
+        {1024, 64, TL_STATUS_INVALID, "at most 65536"},
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         const tl_cache_options key = {

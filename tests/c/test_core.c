@@ -156,7 +156,7 @@ static float *states_of(tl_model *model, int64_t loops)
 
 TEST(a_threshold_of_one_takes_all_loops)
 {
-    static const double thresholds[] = {1, 1.5, 1e300};
+    static const double thresholds[] = {1, 1.5, 1e30};
     for (size_t i = 0; i < 3; i++) {
         CHECK(same_logits(LOAD(TINY_OURO, {"exit_threshold", thresholds[i]}),
                           LOAD(TINY_OURO, {"exit_mode", 0}, {"exit_threshold", 0})));
@@ -193,6 +193,19 @@ TEST(a_sum_that_is_the_threshold_reaches_it)
         free(first);
         tl_model_release(model);
     }
+}
+
+static float not_a_number(const tiny_tensor *tensor, size_t row, size_t column)
+{
+    (void)tensor, (void)row, (void)column;
+    return NAN;
+}
+
+/* A gate that says nothing keeps no token: each leaves with the last loop's state. */
+TEST(a_gate_that_is_nan_takes_all_loops)
+{
+    tl_model *broken = LOAD_MADE_OF(not_a_number, "exit.", "bias", TINY_OURO);
+    CHECK(same_logits(broken, LOAD(TINY_OURO, {"exit_threshold", 1})));
 }
 
 TEST(states_and_gates_know_no_threshold)

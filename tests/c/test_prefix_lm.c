@@ -416,7 +416,7 @@ TEST(only_an_entry_of_exactly_the_prompt_serves_it)
         CHECK_EQ(h.n, 0);
         CHECK_EQ(outcome(pool, model, 31, &options), 0);
         CHECK_EQ(h.n, 2); /* of both ways */
-        CHECK_STR_HAS(h.message, "exactly the whole prompt");
+        CHECK_STR_HAS(h.message, "no entry has the same prefix_len");
         CHECK_EQ(outcome(pool, model, 29, &options), 0);
         CHECK_EQ(outcome(pool, model, 1, &options), 0);
         CHECK_EQ(h.n, 6);

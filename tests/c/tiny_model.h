@@ -48,7 +48,7 @@ typedef struct tiny_file {
     size_t meta_size;
 } tiny_file;
 
-/* ---- what the file holds ---------------------------------------------------------------------- */
+/* ---- what the file holds --------------------------------------------------------------------- */
 
 /* columns = 0: a vector. Only matrices are int8, and bring their scales: one for each row, or in
  * files of an even seed groups of 128 columns. */
@@ -212,7 +212,7 @@ static inline tiny_file *tiny_plan(const tiny_spec *spec)
     return tiny_plan_for(spec, &config);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------ */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static inline void tiny_put_u32(unsigned char *to, uint32_t value)
 {
@@ -354,7 +354,7 @@ static inline tiny_tensor *tiny_find(tiny_file *file, const char *name)
     return NULL;
 }
 
-/* ---- loading ---------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 /* A file of these bytes that lives in memory only, as long as the descriptor that is returned;
  * -1 if the system gives none. */
@@ -413,7 +413,7 @@ static inline tl_model *tiny_load(const tiny_spec *spec, const tl_model_options 
     return model;
 }
 
-/* ---- keys ------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 /* `loops` of 0 are the file's; a nested schedule has as many inner loops. Tokens see only what is
  * before them, also in a prefix-LM: then a text may come in parts. */

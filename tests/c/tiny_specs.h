@@ -1,5 +1,5 @@
-/* Shapes and wirings of small models: every size that is not a multiple of something, and the wiring
- * of each family. */
+/* Shapes and wirings of small models: every size that is not a multiple of something, and each
+ * family's wiring. */
 #ifndef TINYLOOP_TINY_SPECS_H
 #define TINYLOOP_TINY_SPECS_H
 
@@ -31,7 +31,7 @@ typedef struct tiny_spec {
         .dtype = DTYPE_F32, .loops = 2, .seed = 1                                                  \
     }
 
-/* ---- other families' wiring, on top of tiny_config() ------------------------------------------ */
+/* ---- other families' wiring, on top of tiny_config() ----------------------------------------- */
 
 static inline void tiny_ouro(model_config *c)
 {

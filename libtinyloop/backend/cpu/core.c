@@ -124,7 +124,7 @@ void cpu_step_state_out(backend_pass *pass, const plan_step *step, const plan_ru
 }
 
 /* A token leaves with the state of the first loop at which the summed probabilities reach the
- * threshold; what no loop has taken stays for the last one. */
+ * threshold, or with that of the last: until then each loop's state replaces the one before. */
 static void exit_row(backend_pass *pass, const plan_run *run, size_t row)
 {
     const backend_model *model = pass->model;
@@ -136,10 +136,10 @@ static void exit_row(backend_pass *pass, const plan_run *run, size_t row)
     float lambda = 1, threshold = (float)model->config.exit_threshold;
     model->kernels->sigmoid_mul(&lambda, &pass->exit[row], 1);
     float left = run->index == 0 ? 1 : pass->left[row];
-    float before = run->index == 0 ? 0 : pass->sum[row], sum = before + left * lambda;
-    if (run->last ? before < threshold : before < threshold && sum >= threshold)
+    float before = run->index == 0 ? 0 : pass->sum[row];
+    if (run->index == 0 || !(before >= threshold)) /* also a sum that is NaN goes on to the end */
         memcpy(pass->chosen + row * model->hidden, x, model->hidden * sizeof *x);
-    pass->sum[row] = sum;
+    pass->sum[row] = before + left * lambda;
     pass->left[row] = left * (1 - lambda);
 }
 

@@ -83,8 +83,8 @@ tl_status cpu_kernels_choose(const cpu_kernels **out);
 /* ---- packing ---- */
 
 /* The rows of several tensors, one after the other, as one matrix of so many columns; tensors with
- * fewer are filled up with zeros. Tensors of different dtypes are packed as float32. Each lane reads
- * a panel's rows at a time. */
+ * fewer are filled up with zeros. Tensors of different dtypes are packed as float32. A lane reads a
+ * panel's rows at a time. */
 tl_status cpu_matrix_pack(cpu_matrix *matrix, const weight_matrix *parts, int n_parts,
                           size_t columns, thread_pool *threads);
 void cpu_matrix_clear(cpu_matrix *matrix);

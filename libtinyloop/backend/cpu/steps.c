@@ -61,7 +61,7 @@ void cpu_step_norm(backend_pass *pass, const plan_step *step, const plan_run *ru
     cpu_norm_phase(pass, pass->x, weight, self);
 }
 
-/* gate = activation(gate x) * (up x), or activation(up x), for the outputs of panels [begin, end) */
+/* gate = activation(gate x) * (up x), or activation(up x), for outputs of panels [begin, end) */
 static void activate_piece(backend_pass *pass, const cpu_layer *layer, const float *input,
                            size_t begin, size_t end)
 {
