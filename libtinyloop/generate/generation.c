@@ -89,12 +89,12 @@ static tl_status check_source(generation *g, const generation_source *source,
                               const tl_generate_options *options)
 {
     size_t n_cached = g->cache != NULL ? g->cache->n_tokens : 0;
-    if (g->cache == NULL || source->n_tokens > 0)
-        TL_TRY(engine_check_tokens(g->model, g->cache != NULL ? "suffix" : "prompt", source->tokens,
-                                   source->n_tokens));
     g->n_prompt = n_cached + source->n_tokens;
     TL_TRY(generate_options_check(options, g->model));
     TL_TRY(check_lengths(g->model, g->n_prompt, options->max_tokens));
+    if (g->cache == NULL || source->n_tokens > 0)
+        TL_TRY(engine_check_tokens(g->model, g->cache != NULL ? "suffix" : "prompt", source->tokens,
+                                   source->n_tokens));
     return resolve_key(g, options);
 }
 
