@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .config import SCALE_GROUP, Config, scale_name, scale_shapes
+from .config import SCALE_GROUP, Config, is_scale, scale_name, scale_shapes
 from .format import (
     DTYPES,
     FormatError,
@@ -169,7 +169,7 @@ def _unstorable(array: NDArray[Any]) -> str:
 
 def _is_scale(file: TinyloopFile, name: str) -> bool:
     weight = file.tensors.get(f"{name.removesuffix('.scale')}.weight")
-    return name.endswith(".scale") and weight is not None and weight.dtype == "int8"
+    return is_scale(name) and weight is not None and weight.dtype == "int8"
 
 
 def _as_stored(file: TinyloopFile, name: str) -> NDArray[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checkpoint import CHUNK_ELEMENTS, Checkpoint, CheckpointError
-from .config import may_be_int8, scale_name, scale_shapes
+from .config import is_scale, may_be_int8, scale_name, scale_shapes
 from .export import read_description
 from .families import Layout, read_layout
 from .format import FormatError, Progress, TensorSpec, write_file
@@ -153,9 +153,8 @@ class _Tensors:
     def parameters(self) -> dict[str, int]:
         """Numbers by dtype, without scales."""
         counts: dict[str, int] = {}
-        int8 = {scale_name(spec.name) for spec in self.specs if spec.dtype == "int8"}
         for spec in self.specs:
-            if spec.name not in int8:
+            if not is_scale(spec.name):
                 counts[spec.dtype] = counts.get(spec.dtype, 0) + spec.n_elements
         return counts
 

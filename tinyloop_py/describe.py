@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from .config import Config
+from .config import VARIANTS, Config, is_scale
 from .costs import (
     KV_ELEMENT_BYTES,
     Loops,
@@ -94,9 +94,8 @@ def _file_rows(file: TinyloopFile) -> Rows:
 
 
 def _value(config: Config, name: str) -> str:
-    names = {f.name for f in fields(Config) if "names" in f.metadata}
     value = getattr(config, name)
-    return f"{value} ({config.variant(name)})" if name in names else f"{value:g}"
+    return f"{value} ({config.variant(name)})" if name in VARIANTS else f"{value:g}"
 
 
 def _counts(file: TinyloopFile) -> dict[str, int]:
@@ -104,7 +103,7 @@ def _counts(file: TinyloopFile) -> dict[str, int]:
     return {
         tensor.name: tensor.size // DTYPES[tensor.dtype].itemsize
         for tensor in file.tensors.values()
-        if not tensor.name.endswith(".scale")
+        if not is_scale(tensor.name)
     }
 
 

@@ -90,9 +90,9 @@ def _check_tensors(checkpoint: Checkpoint, layout: Layout, wanted: Mapping[str, 
 
 def _check_tied_head(checkpoint: Checkpoint, layout: Layout) -> None:
     """A head that is stored although it is tied must be the embedding, byte for byte."""
-    embed = next(name for name, parts in layout.tensors.items() if parts == ("embed.weight",))
     if layout.head not in checkpoint.tensors:
         return
+    embed = next(name for name, parts in layout.tensors.items() if parts == ("embed.weight",))
     stored, wanted = checkpoint.tensors[layout.head], checkpoint.tensors[embed]
     same = (stored.dtype, stored.shape) == (wanted.dtype, wanted.shape) and all(
         a.tobytes() == b.tobytes()
