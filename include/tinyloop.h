@@ -60,6 +60,7 @@ enum {
     TL_STATUS_UNSUPPORTED = 6, /* sound, but not built in this version or on this machine */
     TL_STATUS_NUMERIC = 7,     /* logits that are not finite */
     TL_STATUS_INTERRUPTED = 8, /* see tl_set_interrupt_callback */
+    TL_STATUS_BUSY = 9,        /* another call uses this KV cache or stream */
     TL_STATUS_INTERNAL = 100   /* a fault of the library itself */
 };
 

@@ -103,7 +103,8 @@ cdef int check(tl_status status, str method) except -1:
     """Raises what a status stands for; on the thread whose call gave it."""
     if status == TL_STATUS_OK:
         return warn()
-    text = tl_last_error().decode("utf-8", "replace")
+    # "tl_function: what was wrong"; here the traceback names the function
+    text = tl_last_error().decode("utf-8", "replace").partition(": ")[2]
     try:
         warn()  # a warning that comes once must not be lost with the call
     except RuntimeWarning:

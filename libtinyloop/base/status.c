@@ -6,12 +6,28 @@
 #include <stdio.h>
 
 static _Thread_local char last_error[512];
+static _Thread_local const char *current_function; /* NULL outside calls */
+
+const char *status_enter(const char *function)
+{
+    const char *before = current_function;
+    current_function = function;
+    return before;
+}
+
+void status_leave(const char **before)
+{
+    current_function = *before;
+}
 
 tl_status tl_fail(tl_status code, const char *format, ...)
 {
+    size_t used = 0;
+    if (current_function != NULL)
+        used = (size_t)snprintf(last_error, sizeof last_error, "%s: ", current_function);
     va_list args;
     va_start(args, format);
-    vsnprintf(last_error, sizeof last_error, format, args);
+    vsnprintf(last_error + used, sizeof last_error - used, format, args);
     va_end(args);
     return code;
 }

@@ -4,7 +4,13 @@
 
 #include "tinyloop.h"
 
-/* Stores the formatted sentence for tl_last_error() and returns `code`. Needs no memory. */
+/* Makes `function` what messages of this thread begin with, and returns what it was before, which
+ * the end of the call restores: calls nest where a callback makes one. */
+const char *status_enter(const char *function);
+void status_leave(const char **before);
+
+/* Stores "<function>: <the formatted sentence>" for tl_last_error() and returns `code`. Needs no
+ * memory. */
 tl_status tl_fail(tl_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* As tl_fail with TL_STATUS_NOMEM: "out of memory: cannot allocate <bytes> bytes for <what>". */

@@ -1,5 +1,6 @@
 #include "generate/generation.h"
 
+#include "base/exclusive.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "generate/options.h"
@@ -7,6 +8,8 @@
 #include <string.h>
 
 struct tl_stream {
+    handle handle;
+    exclusive use;
     tl_model *model;        /* retained */
     tl_prefix_pool *pool;   /* retained, or NULL */
     tl_prefix_cache *cache; /* retained, or NULL */
@@ -301,14 +304,31 @@ tl_status generation_next(int32_t *token, generation *g)
     return TL_STATUS_OK;
 }
 
-tl_status generation_stream_next(int32_t *token, generation *g)
+static tl_status next_if_open(int32_t *token, generation *g)
 {
-    tl_status status = g->n_left > 0 ? engine_check_open(g->model, "tl_stream_next") : TL_STATUS_OK;
+    tl_status status = g->n_left > 0 ? engine_check_open(g->model) : TL_STATUS_OK;
     if (status == TL_STATUS_OK)
         return generation_next(token, g);
-    *token = -1;
     let_go(g);
     return status;
+}
+
+tl_status generation_stream_next(int32_t *token, generation *g)
+{
+    *token = -1;
+    if (!exclusive_begin(&g->use))
+        return tl_fail(TL_STATUS_BUSY,
+                       "stream is in use by another call; one at a time may use it");
+    tl_status status = next_if_open(token, g);
+    if (exclusive_end(&g->use))
+        generation_destroy(g);
+    return status;
+}
+
+void generation_stream_release(generation *g)
+{
+    if (exclusive_release(&g->use))
+        generation_destroy(g);
 }
 
 tl_status generation_run(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_model *model,

@@ -25,8 +25,10 @@ void generation_destroy(generation *generation);
  * failure the generation is at its end. */
 tl_status generation_next(int32_t *token, generation *generation);
 
-/* As a call of its own: CLOSED, and the end, if the model was closed meanwhile. */
+/* As a call of its own: CLOSED, and the end, if the model was closed meanwhile; BUSY while another
+ * call uses it. Released meanwhile, it goes when the call ends. */
 tl_status generation_stream_next(int32_t *token, generation *generation);
+void generation_stream_release(generation *generation);
 
 /* All of it into tokens [capacity], with options.on_token after each. INVALID if the capacity is
  * below options.max_tokens. */

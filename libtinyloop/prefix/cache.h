@@ -6,6 +6,7 @@
 #include "run/forward.h"
 
 struct tl_prefix_cache {
+    handle handle;
     ref_count references;
     tl_kv_cache *kv; /* never extended: users clone it */
     size_t n_tokens;

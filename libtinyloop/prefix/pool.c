@@ -10,6 +10,7 @@ typedef struct pool_entry {
 } pool_entry;
 
 struct tl_prefix_pool {
+    handle handle;
     ref_count references;
     lock lock;
     size_t capacity;

@@ -171,11 +171,11 @@ void engine_release(tl_model *model)
 
 /* ---- checks ---- */
 
-tl_status engine_check_open(const tl_model *model, const char *function)
+tl_status engine_check_open(const tl_model *model)
 {
     if (!atomic_load(&model->closed))
         return TL_STATUS_OK;
-    return tl_fail(TL_STATUS_CLOSED, "the model is closed; cannot call %s", function);
+    return tl_fail(TL_STATUS_CLOSED, "the model is closed; it can be looked at and released");
 }
 
 static tl_status resolve_loops(cache_key *key, const tl_model *model, const key_request *request)

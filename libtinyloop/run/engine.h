@@ -4,6 +4,7 @@
 
 #include "backend/backend.h"
 #include "base/count.h"
+#include "base/handle.h"
 
 typedef enum counter {
     COUNT_PREFILLED, /* tokens */
@@ -22,6 +23,7 @@ typedef struct model_blob {
 } model_blob;
 
 struct tl_model {
+    handle handle;
     ref_count references;
     atomic_bool closed;
     const backend_ops *backend;
@@ -46,8 +48,8 @@ tl_status engine_load(tl_model **out, const char *path, const tl_model_options *
 tl_model *engine_retain(tl_model *model);
 void engine_release(tl_model *model);
 
-/* CLOSED with the caller's name after tl_model_close. */
-tl_status engine_check_open(const tl_model *model, const char *function);
+/* CLOSED after tl_model_close. */
+tl_status engine_check_open(const tl_model *model);
 
 /* What caches are keyed by. */
 typedef struct cache_key {

@@ -2,10 +2,13 @@
 #ifndef TL_RUN_KV_CACHE_H
 #define TL_RUN_KV_CACHE_H
 
+#include "base/exclusive.h"
 #include "kv/sequence.h"
 #include "run/engine.h"
 
 struct tl_kv_cache {
+    handle handle;
+    exclusive use;
     tl_model *model; /* retained */
     cache_key key;
     kv_sequence sequence;

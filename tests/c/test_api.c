@@ -1,161 +1,11 @@
-/* api.c: what every exported function does with arguments that it must refuse. */
+/* api/: what every exported function does with arguments that it must refuse. */
 #include "base/memory.h"
-#include "outputs.h"
-#include "run/engine.h"
+#include "things.h"
 
 #include <sys/wait.h>
 
-/* One of everything. */
-typedef struct things {
-    tl_model *model;
-    tl_prefix_pool *pool;
-    tl_prefix_cache *cache; /* of 3 tokens */
-    tl_kv_cache *kv;        /* of 3 tokens */
-    tl_stream *pool_stream;
-    tl_stream *cache_stream;
-} things;
-
-static const int32_t tokens[] = {4, 5, 6, 7, 8, 9};
-enum { VOCAB = 50 };
-
-static things make_things(void)
-{
-    things t;
-    float hidden[20];
-    t.model = tiny_load(&tiny_specs[0], NULL);
-    t.pool = make_pool(2);
-    enter(t.pool, t.model, tokens, 3, NULL);
-    tl_generate_options options = greedy(5);
-    CHECK_OK(tl_build_prefix_cache(&t.cache, t.model, tokens, 3, NULL));
-    CHECK_OK(tl_kv_cache_create(&t.kv, t.model, NULL));
-    CHECK_OK(tl_decode_with_kv_cache_capture(hidden, t.kv, tokens, 3));
-    CHECK_OK(tl_stream_create(&t.pool_stream, t.model, t.pool, tokens, 6, &options));
-    CHECK_OK(
-        tl_stream_create_from_prefix_cache(&t.cache_stream, t.model, t.cache, tokens, 3, &options));
-    return t;
-}
-
-enum { N_THINGS = 6 };
-
-static void release_thing(things *t, int which)
-{
-    switch (which) {
-    case 0:
-        tl_model_release(t->model);
-        break;
-    case 1:
-        tl_prefix_pool_release(t->pool);
-        break;
-    case 2:
-        tl_prefix_cache_release(t->cache);
-        break;
-    case 3:
-        tl_kv_cache_release(t->kv);
-        break;
-    case 4:
-        tl_stream_release(t->pool_stream);
-        break;
-    default:
-        tl_stream_release(t->cache_stream);
-    }
-}
-
-static void release_things(things *t)
-{
-    for (int i = 0; i < N_THINGS; i++)
-        release_thing(t, i);
-}
-
-/* ---- NULL ---- */
-
-#define CHECK_NULL(PARAMETER, CALL)                                                                \
-    do {                                                                                           \
-        if (CHECK_STATUS(CALL, TL_STATUS_INVALID))                                                 \
-            CHECK_STR_HAS(tl_last_error(), PARAMETER " is NULL");                                  \
-    } while (0)
-
-TEST(null_where_something_must_be)
-{
-    things t = make_things();
-    float numbers[6 * VOCAB];
-    int32_t out[5];
-    int64_t length;
-    size_t n;
-    const void *data;
-    tl_model_info info = {.size = sizeof info};
-    tl_counters counters = {.size = sizeof counters};
-    tl_prefix_cache_info cached = {.size = sizeof cached};
-    tl_generate_options o = greedy(5);
-    void *handle;
-#define OUT(type) ((type **)(void *)&handle)
-    CHECK_NULL("out", tl_model_load(NULL, "path", NULL));
-    CHECK_NULL("path", tl_model_load(OUT(tl_model), NULL, NULL));
-    CHECK_NULL("info", tl_model_get_info(NULL, t.model));
-    CHECK_NULL("model", tl_model_get_info(&info, NULL));
-    CHECK_NULL("data", tl_model_blob(NULL, &n, t.model, "card"));
-    CHECK_NULL("size", tl_model_blob(&data, NULL, t.model, "card"));
-    CHECK_NULL("model", tl_model_blob(&data, &n, NULL, "card"));
-    CHECK_NULL("name", tl_model_blob(&data, &n, t.model, NULL));
-    CHECK_NULL("counters", tl_model_get_counters(NULL, t.model));
-    CHECK_NULL("model", tl_model_get_counters(&counters, NULL));
-    CHECK_NULL("logits", tl_model_logits(NULL, t.model, tokens, 3, NULL, NULL));
-    CHECK_NULL("model", tl_model_logits(numbers, NULL, tokens, 3, NULL, NULL));
-    CHECK_NULL("tokens", tl_model_logits(numbers, t.model, NULL, 3, NULL, NULL));
-    CHECK_NULL("states", tl_model_states(NULL, t.model, tokens, 3, NULL, NULL));
-    CHECK_NULL("model", tl_model_states(numbers, NULL, tokens, 3, NULL, NULL));
-    CHECK_NULL("tokens", tl_model_states(numbers, t.model, NULL, 3, NULL, NULL));
-    CHECK_NULL("logits", tl_model_exit_logits(NULL, t.model, tokens, 3, NULL));
-    CHECK_NULL("model", tl_model_exit_logits(numbers, NULL, tokens, 3, NULL));
-    CHECK_NULL("tokens", tl_model_exit_logits(numbers, t.model, NULL, 3, NULL));
-    CHECK_NULL("out", tl_kv_cache_create(NULL, t.model, NULL));
-    CHECK_NULL("model", tl_kv_cache_create(OUT(tl_kv_cache), NULL, NULL));
-    CHECK_NULL("out", tl_kv_cache_clone(NULL, t.kv));
-    CHECK_NULL("kv", tl_kv_cache_clone(OUT(tl_kv_cache), NULL));
-    CHECK_NULL("kv", tl_kv_cache_truncate(NULL, 0));
-    CHECK_NULL("hidden", tl_decode_with_kv_cache_capture(NULL, t.kv, tokens, 3));
-    CHECK_NULL("kv", tl_decode_with_kv_cache_capture(numbers, NULL, tokens, 3));
-    CHECK_NULL("tokens", tl_decode_with_kv_cache_capture(numbers, t.kv, NULL, 3));
-    CHECK_NULL("tokens", tl_generate(NULL, 5, &n, t.model, tokens, 3, &o));
-    CHECK_NULL("n_tokens", tl_generate(out, 5, NULL, t.model, tokens, 3, &o));
-    CHECK_NULL("model", tl_generate(out, 5, &n, NULL, tokens, 3, &o));
-    CHECK_NULL("prompt", tl_generate(out, 5, &n, t.model, NULL, 3, &o));
-    CHECK_NULL("out", tl_build_prefix_cache(NULL, t.model, tokens, 3, NULL));
-    CHECK_NULL("model", tl_build_prefix_cache(OUT(tl_prefix_cache), NULL, tokens, 3, NULL));
-    CHECK_NULL("tokens", tl_build_prefix_cache(OUT(tl_prefix_cache), t.model, NULL, 3, NULL));
-    CHECK_NULL("info", tl_prefix_cache_get_info(NULL, t.cache));
-    CHECK_NULL("cache", tl_prefix_cache_get_info(&cached, NULL));
-    CHECK_NULL("tokens",
-               tl_generate_from_prefix_cache(NULL, 5, &n, t.model, t.cache, tokens, 3, &o));
-    CHECK_NULL("n_tokens",
-               tl_generate_from_prefix_cache(out, 5, NULL, t.model, t.cache, tokens, 3, &o));
-    CHECK_NULL("model", tl_generate_from_prefix_cache(out, 5, &n, NULL, t.cache, tokens, 3, &o));
-    CHECK_NULL("cache", tl_generate_from_prefix_cache(out, 5, &n, t.model, NULL, tokens, 3, &o));
-    CHECK_NULL("suffix", tl_generate_from_prefix_cache(out, 5, &n, t.model, t.cache, NULL, 3, &o));
-    CHECK_NULL("out", tl_prefix_pool_create(NULL, NULL));
-    CHECK_NULL("length", tl_prefix_pool_register(NULL, t.pool, t.model, tokens, 3, NULL));
-    CHECK_NULL("pool", tl_prefix_pool_register(&length, NULL, t.model, tokens, 3, NULL));
-    CHECK_NULL("model", tl_prefix_pool_register(&length, t.pool, NULL, tokens, 3, NULL));
-    CHECK_NULL("tokens", tl_prefix_pool_register(&length, t.pool, t.model, NULL, 3, NULL));
-    CHECK_NULL("tokens", tl_prefix_pool_generate(NULL, 5, &n, t.pool, t.model, tokens, 3, &o));
-    CHECK_NULL("n_tokens", tl_prefix_pool_generate(out, 5, NULL, t.pool, t.model, tokens, 3, &o));
-    CHECK_NULL("pool", tl_prefix_pool_generate(out, 5, &n, NULL, t.model, tokens, 3, &o));
-    CHECK_NULL("model", tl_prefix_pool_generate(out, 5, &n, t.pool, NULL, tokens, 3, &o));
-    CHECK_NULL("prompt", tl_prefix_pool_generate(out, 5, &n, t.pool, t.model, NULL, 3, &o));
-    CHECK_NULL("out", tl_stream_create(NULL, t.model, t.pool, tokens, 3, &o));
-    CHECK_NULL("model", tl_stream_create(OUT(tl_stream), NULL, t.pool, tokens, 3, &o));
-    CHECK_NULL("prompt", tl_stream_create(OUT(tl_stream), t.model, t.pool, NULL, 3, &o));
-    CHECK_NULL("out", tl_stream_create_from_prefix_cache(NULL, t.model, t.cache, tokens, 3, &o));
-    CHECK_NULL("model",
-               tl_stream_create_from_prefix_cache(OUT(tl_stream), NULL, t.cache, tokens, 3, &o));
-    CHECK_NULL("cache",
-               tl_stream_create_from_prefix_cache(OUT(tl_stream), t.model, NULL, tokens, 3, &o));
-    CHECK_NULL("suffix",
-               tl_stream_create_from_prefix_cache(OUT(tl_stream), t.model, t.cache, NULL, 3, &o));
-    CHECK_NULL("token", tl_stream_next(NULL, t.pool_stream));
-    CHECK_NULL("stream", tl_stream_next(out, NULL));
-#undef OUT
-    release_things(&t);
-}
+static const int32_t *const tokens = thing_tokens;
+enum { VOCAB = THING_VOCAB };
 
 TEST(null_where_nothing_is_fine)
 {
@@ -441,11 +291,11 @@ TEST(version)
 TEST(the_last_error_stays_until_the_next)
 {
     things t = make_things();
-    CHECK_NULL("info", tl_model_get_info(NULL, t.model));
+    CHECK_STATUS(tl_model_get_info(NULL, t.model), TL_STATUS_INVALID);
     tl_model_info info = {.size = sizeof info};
     CHECK_OK(tl_model_get_info(&info, t.model));
     CHECK_STR_HAS(tl_last_error(), "info is NULL");
-    CHECK_NULL("kv", tl_kv_cache_truncate(NULL, 0));
+    CHECK_STATUS(tl_kv_cache_truncate(NULL, 0), TL_STATUS_INVALID);
     CHECK(strstr(tl_last_error(), "info") == NULL);
     release_things(&t);
 }

@@ -253,7 +253,7 @@ static void check_batch(tl_model *model, uint64_t seed)
         CHECK_OK(evaluate_states(states, NULL, model,
                                  &(evaluation){.tokens = m->tokens, .n_tokens = N, .key = m->key}));
         check_member(m, states);
-        CHECK_EQ(tl_kv_cache_length(m->kv), m->n_before + m->n_new);
+        CHECK_EQ(m->kv->sequence.length, m->n_before + m->n_new);
         free_member(m);
     }
     free(states);
@@ -291,7 +291,8 @@ TEST(batches_that_cannot_be)
     items[0].n_tokens = 5; /* rows of the pass: 4 */
     CHECK_STATUS(run_forward(pass, items, 1), TL_STATUS_INTERNAL);
     CHECK_STATUS(run_head(pass, NULL, 5, NULL), TL_STATUS_INTERNAL);
-    CHECK_EQ(tl_kv_cache_length(a) + tl_kv_cache_bytes(a), 0);
+    CHECK_EQ(a->sequence.length, 0);
+    CHECK_EQ(kv_sequence_bytes(&a->sequence), 0);
     run_pass_destroy(pass);
     kv_cache_release(a);
     kv_cache_release(b);
@@ -325,7 +326,7 @@ TEST(the_head_of_many_rows)
 
 static void extend(tl_kv_cache *kv, const int32_t *tokens, size_t n, float *hidden)
 {
-    CHECK_OK(tl_decode_with_kv_cache_capture(hidden, kv, tokens, n));
+    CHECK_OK(evaluate_extend(hidden, kv, tokens, n));
 }
 
 TEST(clones_diverge)
@@ -344,8 +345,8 @@ TEST(clones_diverge)
         float *hidden = malloc(row);
         REQUIRE_OK(kv_cache_create(&kv, model, key));
         extend(kv, left, split, hidden);
-        REQUIRE_OK(tl_kv_cache_clone(&clone, kv));
-        CHECK_EQ(tl_kv_cache_bytes(clone), tl_kv_cache_bytes(kv));
+        REQUIRE_OK(kv_cache_clone(&clone, kv));
+        CHECK_EQ(kv_sequence_bytes(&clone->sequence), kv_sequence_bytes(&kv->sequence));
         for (size_t i = split; i < N; i++) { /* in turn */
             extend(clone, right + i, 1, hidden);
             CHECK_MEM_EQ(hidden, want_right.hidden + i * width, row);
@@ -353,9 +354,9 @@ TEST(clones_diverge)
             CHECK_MEM_EQ(hidden, want_left.hidden + i * width, row);
         }
         CHECK(same_kv(kv, want_left.kv));
-        tl_kv_cache_release(kv);
+        kv_cache_release(kv);
         CHECK(same_kv(clone, want_right.kv));
-        tl_kv_cache_release(clone);
+        kv_cache_release(clone);
         free(hidden);
         free_run(&want_left);
         free_run(&want_right);
@@ -374,7 +375,7 @@ TEST(truncation_and_another_way_on)
         memcpy(second, first, cut * sizeof *first);
         cache_key key = {.loops = 2};
         run want = run_in_chunks(model, second, key, N), r = run_in_chunks(model, first, key, 9);
-        CHECK_OK(tl_kv_cache_truncate(r.kv, (int64_t)cut));
+        CHECK_OK(kv_sequence_truncate(&r.kv->sequence, (int64_t)cut));
         float *hidden = malloc(row);
         extend(r.kv, second + cut, N - cut, hidden);
         CHECK_MEM_EQ(hidden, want.hidden + (N - 1) * width, row);

@@ -52,7 +52,7 @@ static bool right_status(tl_status status, bool interrupted)
     if (!interrupted)
         return CHECK_OK(status);
     return CHECK_STATUS(status, TL_STATUS_INTERRUPTED) &&
-           CHECK_STR_EQ(tl_last_error(), "interrupted");
+           CHECK_STR_HAS(tl_last_error(), ": interrupted");
 }
 
 static int64_t passes(int64_t n_tokens)

@@ -185,6 +185,7 @@ TEST(no_user_changes_an_entry)
         tl_prefix_cache *entry =
             prefix_pool_match(s.pool, model, s.prompt, N_PROMPT, s.cache->kv->key);
         REQUIRE(entry != NULL);
+        handle_give(&entry->handle, "tl_prefix_cache"); /* to be generated from, as if built */
         size_t size = copy_blocks(before, entry);
         for (uint64_t seed = 0; seed < 3; seed++) {
             tl_generate_options options = sampled(50, seed);
@@ -199,7 +200,7 @@ TEST(no_user_changes_an_entry)
             CHECK_MEM_EQ(after, before, size);
         }
         CHECK_MEM_EQ(entry->hidden, s.cache->hidden, hidden_bytes(model));
-        prefix_cache_release(entry);
+        tl_prefix_cache_release(entry);
     }
     tl_model_release(model);
 }
