@@ -5,7 +5,7 @@
 #include "outputs.h"
 
 static const int32_t thing_tokens[] = {4, 5, 6, 7, 8, 9};
-enum { N_THING_TOKENS = 6, THING_VOCAB = 50, THING_HIDDEN = 20 };
+enum { N_THING_TOKENS = 6, THING_VOCAB = 50, THING_HIDDEN = 20, THING_LOOPS_TRAINED = 2 };
 
 typedef struct things {
     tl_model *model;
@@ -16,12 +16,21 @@ typedef struct things {
     tl_stream *cache_stream;
 } things;
 
+static inline void thing_wiring(model_config *config)
+{
+    config->exit_mode = EXIT_SIGMOID_CDF;
+    config->exit_threshold = 1;
+}
+
 static inline things make_things(void)
 {
     things t;
     float hidden[THING_HIDDEN];
     tl_generate_options options = greedy(5);
-    t.model = tiny_load(&tiny_specs[0], NULL);
+    tiny_spec spec = TINY_SPEC;
+    spec.wiring = thing_wiring;
+    spec.loops_max_trained = THING_LOOPS_TRAINED;
+    t.model = tiny_load(&spec, NULL);
     t.pool = make_pool(2);
     enter(t.pool, t.model, thing_tokens, 3, NULL);
     CHECK_OK(tl_build_prefix_cache(&t.cache, t.model, thing_tokens, 3, NULL));

@@ -6,6 +6,7 @@ Each call is one of the macros of test_hostile.c, which says what must come of i
 
     NULL_IN(call, function, parameter)    a pointer is NULL that must not be
     NULL_FOR(call, function)              a pointer is NULL that may be
+    NULLS_IN(call, function)              all pointers are NULL
     DEAD_IN(call, function, parameter)    a handle that was released
     OTHER_IN(call, function, parameter)   a handle of another type
 
@@ -71,7 +72,7 @@ def functions(header):
 
 
 def split(parameter):
-    """"const int32_t *tokens" -> ("const int32_t *", "tokens")."""
+    """ "const int32_t *tokens" -> ("const int32_t *", "tokens")."""
     return re.fullmatch(r"\s*(.*?)\s*(\w+)", parameter).groups()
 
 
@@ -81,6 +82,12 @@ def value(function, kind, name):
         if key in VALUES:
             return VALUES[key]
     sys.exit(f"{__file__}: {function} has a parameter '{kind} {name}'; VALUES lacks its type")
+
+
+def handle_type(kind):
+    """The handle's type that a parameter points to, or None."""
+    handle = kind.removeprefix("const ").removesuffix(" *")
+    return handle if handle in HANDLES else None
 
 
 def is_pointer(kind):
@@ -93,13 +100,14 @@ def may_be_null(function, result, kind, name):
     return (
         kind.endswith("_options *")
         or (function, name) in OPTIONAL
-        or (result != "tl_status" and kind.strip("const *") in HANDLES)
+        or (result != "tl_status" and handle_type(kind) is not None)
     )
 
 
 def calls(result, function, parameters):
     """Yields the lines of one function."""
     valid = [value(function, kind, name) for kind, name in parameters]
+    pairs = zip(parameters, valid, strict=True)
 
     def call(at, argument):
         return f"{function}({', '.join([*valid[:at], argument, *valid[at + 1 :]])})"
@@ -111,25 +119,20 @@ def calls(result, function, parameters):
                 yield f"NULL_FOR{suffix}({call(at, 'NULL')}, {function})"
             else:
                 yield f"NULL_IN{suffix}({call(at, 'NULL')}, {function}, {name})"
-        handle = kind.removeprefix("const ").removesuffix(" *")
-        if handle in HANDLES:
+        handle = handle_type(kind)
+        if handle:
             other = HANDLES[(HANDLES.index(handle) + 1) % len(HANDLES)].removeprefix("tl_")
             dead = f"s.dead.{handle.removeprefix('tl_')}"
             wrong = f"({handle} *)(void *)s.held.{other}"
             yield f"DEAD_IN{suffix}({call(at, dead)}, {function}, {name})"
             yield f"OTHER_IN{suffix}({call(at, wrong)}, {function}, {name})"
     if sum(is_pointer(kind) for kind, _ in parameters) > 1:
-        nulls = ["NULL" if is_pointer(kind) else v for (kind, _), v in zip(parameters, valid)]
+        nulls = ["NULL" if is_pointer(kind) else v for (kind, _), v in pairs]
         everything = f"{function}({', '.join(nulls)})"
-        first = next(
-            (n for k, n in parameters if is_pointer(k) and not may_be_null(function, result, k, n)),
-            None,
+        needed = any(
+            is_pointer(k) and not may_be_null(function, result, k, n) for k, n in parameters
         )
-        yield (
-            f"NULL_IN{suffix}({everything}, {function}, {first})"
-            if first
-            else f"NULL_FOR{suffix}({everything}, {function})"
-        )
+        yield f"{'NULLS_IN' if needed else 'NULL_FOR'}{suffix}({everything}, {function})"
 
 
 def main(path):
