@@ -72,6 +72,7 @@ NEEDS = {
     "test": [
         Need("a C++ compiler (g++)", "g++", "gcc-c++", _has_program("g++")),
         Need("nm and readelf", "binutils", "binutils", _has_program("readelf")),
+        Need("abidiff and abidw", "abigail-tools", "libabigail", _has_program("abidiff")),
         Need("pkg-config", "pkg-config", "pkgconf-pkg-config", _has_program("pkg-config")),
     ],
     "sanitize": [

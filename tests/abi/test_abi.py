@@ -1,96 +1,76 @@
 """The C ABI of the installed package: its symbols, its header, and what its files link to.
 
-The exported names stand in four places: tinyloop.h, tinyloop.map, symbols.txt and the library.
-A change of the ABI changes all four, and symbols.txt is where a review sees it.
+The exported names stand in five places: tinyloop.h, tinyloop.map, symbols.txt, pin.c and the
+library. A change of the ABI changes all five; symbols.txt and pin.c are where a review sees it.
 """
 
 import importlib.util
 import re
-import subprocess
 from pathlib import Path
 
+import gate
+import header
 import pytest
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-HEADER = ROOT / "include/tinyloop.h"
+ROOT = gate.HERE.parents[1]
+INCLUDE = ROOT / "include"
+HEADER = INCLUDE / "tinyloop.h"
 PACKAGE = Path(importlib.util.find_spec("tinyloop_py").submodule_search_locations[0])
 LIBRARY = PACKAGE / "lib/libtinyloop.so.0"
 
 # The parts of the C library; on x86-64 the loader brings thread-local variables.
 C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2"}
 
-WARNINGS = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wundef"]
+WARNINGS = ["-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wundef"]
+C_STANDARDS = ("c99", "c11", "c17", "c2x", "gnu99", "gnu11", "gnu17", "gnu2x")
+CPP_STANDARDS = ("c++98", "c++11", "c++14", "c++17", "c++20")
 COMPILERS = [
-    *(["gcc", "-xc", f"-std={std}", "-Wstrict-prototypes"] for std in ("c99", "c11", "c17", "c2x")),
-    *(["gcc", "-xc", f"-std={std}", "-Wstrict-prototypes"] for std in ("gnu99", "gnu11", "gnu17")),
-    *(["g++", "-xc++", f"-std={std}"] for std in ("c++98", "c++11", "c++17", "c++20")),
+    *(["gcc", "-xc", f"-std={std}", "-Wstrict-prototypes"] for std in C_STANDARDS),
+    *(["g++", "-xc++", f"-std={std}"] for std in CPP_STANDARDS),
 ]
-
-
-def run(*command, **options):
-    """Returns the standard output of a command that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, **options)
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def without_comments(text):
-    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-
-
-def header_names():
-    declarations = re.findall(
-        r"^TL_API\b[^;]*;", without_comments(HEADER.read_text()), re.MULTILINE
-    )
-    return sorted(re.search(r"\b(tl_\w+)\(", text)[1] for text in declarations)
-
-
-def map_names():
-    """Returns the names of the version script, each as "name@@NODE"."""
-    text = without_comments((ROOT / "libtinyloop/tinyloop.map").read_text())
-    nodes = re.findall(r"(\w+)\s*\{(.*?)\}", text, re.DOTALL)
-    return sorted(
-        f"{name}@@{node}" for node, body in nodes for name in re.findall(r"\btl_\w+(?=;)", body)
-    )
-
-
-def library_names():
-    lines = run("nm", "-D", "--defined-only", "--with-symbol-versions", str(LIBRARY)).splitlines()
-    # "A" marks the nodes of the version script.
-    return sorted(name for _, kind, name in map(str.split, lines) if kind != "A")
-
-
-def listed_names():
-    return (HERE / "symbols.txt").read_text().split()
 
 
 def dynamic_entries(path, tag):
     """Returns the values of a tag (such as NEEDED) in an ELF file's dynamic section."""
-    return re.findall(rf"\({tag}\).*\[(.*)\]", run("readelf", "-dW", str(path)))
+    return re.findall(rf"\({tag}\).*\[(.*)\]", gate.run("readelf", "-dW", path))
 
 
 def test_library_exports_what_is_listed():
-    assert library_names() == listed_names()
+    gate.library_symbols(LIBRARY)
 
 
 def test_version_script_names_what_is_listed():
-    assert map_names() == listed_names()
+    gate.map_symbols(ROOT / "libtinyloop/tinyloop.map")
 
 
 def test_header_declares_what_is_listed():
-    assert header_names() == [name.split("@@")[0] for name in listed_names()]
+    gate.header_symbols(INCLUDE)
+
+
+def test_everything_in_the_header_is_pinned():
+    gate.pin_is_complete(INCLUDE)
+
+
+def test_types_and_numbers_are_the_pinned_ones():
+    gate.pin_compiles(INCLUDE)
+
+
+def test_library_has_what_is_pinned():
+    gate.pin_links(INCLUDE, LIBRARY)
+
+
+def test_programs_built_against_the_baseline_still_run():
+    gate.abidiff(INCLUDE, LIBRARY)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS, ids=lambda compiler: compiler[2][5:])
 def test_header_compiles_alone_and_twice(compiler):
     source = '#include "tinyloop.h"\n#include "tinyloop.h"\n'
-    run(*compiler, *WARNINGS, "-fsyntax-only", f"-I{PACKAGE / 'include'}", "-", input=source)
+    gate.run(*compiler, *WARNINGS, "-fsyntax-only", f"-I{PACKAGE / 'include'}", "-", input=source)
 
 
 def test_header_macros_start_every_options_struct():
-    text = without_comments(HEADER.read_text())
-    structs = re.findall(r"\} (tl_\w+_options);", text)
+    structs = [name for name in gate.read_header(INCLUDE).structs if name.endswith("_options")]
     assert structs
     lines = "\n".join(
         f"extern const {name} check_{name};\nconst {name} check_{name} = {name.upper()}_INIT;"
@@ -98,7 +78,27 @@ def test_header_macros_start_every_options_struct():
     )
     source = f'#include "tinyloop.h"\n{lines}\n'
     for compiler in COMPILERS:
-        run(*compiler, *WARNINGS, "-fsyntax-only", f"-I{PACKAGE / 'include'}", "-", input=source)
+        gate.run(
+            *compiler, *WARNINGS, "-fsyntax-only", f"-I{PACKAGE / 'include'}", "-", input=source
+        )
+
+
+def test_header_documents_everything():
+    lines = HEADER.read_text().splitlines()
+    declared = [n for n, line in enumerate(lines) if re.match(r"(TL_API|typedef|enum)\b", line)]
+    assert len(declared) > len(gate.listed())
+    assert [lines[n] for n in declared if not lines[n - 1].endswith("*/")] == []
+
+
+def test_no_struct_ends_in_padding():
+    """An older program's padding is not zero, so no later version's field may take its place."""
+    lines = [
+        f"_Static_assert(offsetof({struct}, {fields[-1][1]}) + sizeof((({struct} *)0)->"
+        f'{fields[-1][1]}) == sizeof({struct}), "{struct} ends in padding");'
+        for struct, fields in gate.read_header(INCLUDE).structs.items()
+    ]
+    source = "\n".join(['#include "tinyloop.h"', *lines, ""])
+    gate.run(*gate.PIN_COMPILER, "-fsyntax-only", f"-I{INCLUDE}", "-xc", "-", input=source)
 
 
 def test_installed_header_is_the_source_header():
@@ -106,7 +106,8 @@ def test_installed_header_is_the_source_header():
 
 
 def test_library_names_itself():
-    assert dynamic_entries(LIBRARY, "SONAME") == ["libtinyloop.so.0"]
+    major = gate.read_header(INCLUDE).version[0]
+    assert dynamic_entries(LIBRARY, "SONAME") == [f"libtinyloop.so.{major}"]
 
 
 def test_library_needs_the_c_library_alone():
@@ -129,3 +130,23 @@ def test_no_other_run_paths():
 
 def test_linker_script_stands_for_the_library():
     assert (PACKAGE / "lib/libtinyloop.so").read_text().endswith("INPUT(libtinyloop.so.0)\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TL_API extern int32_t tl_total;",
+        "TL_API void tl_print(const char *format, ...);",
+        "TL_API void tl_forget(tl_model *);",
+        "typedef struct tl_pair { int32_t a, b; } tl_pair;",
+        "typedef struct tl_list { int32_t ids[4]; } tl_list;",
+        "typedef struct tl_flags { uint32_t dry : 1; } tl_flags;",
+        "typedef enum tl_color { TL_COLOR_RED = 0 } tl_color;",
+        "enum { TL_COLOR_RED, TL_COLOR_BLUE };",
+        "union tl_number { int32_t i; float f; };",
+        "#define TL_COLOR_RED 0",
+    ],
+)
+def test_reader_refuses_what_it_does_not_know(text):
+    with pytest.raises(ValueError, match="does not know"):
+        header.read(f"{HEADER.read_text()}\n{text}\n")
