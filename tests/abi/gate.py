@@ -1,6 +1,6 @@
 """The checks of the ABI gate, each of which raises AssertionError with what its tool said.
 
-test_abi.py runs them on the project, test_breaks.py on copies that break the ABI.
+test_abi.py runs them on the project, test_copies.py on copies that break the ABI.
 """
 
 import difflib

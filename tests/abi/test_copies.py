@@ -1,13 +1,22 @@
-"""The gate on copies of the library whose ABI was broken on purpose: it must name what broke."""
+"""Copies of the library whose ABI was changed on purpose.
+
+The gate must name what broke. Where things were only added, programs and libraries of both versions
+must get along.
+"""
 
 import os
 import re
 import shutil
+import subprocess
+from pathlib import Path
 
 import gate
 import pytest
 
+import tinyloop_py as tl
+
 ROOT = gate.HERE.parents[1]
+INSTALLED = Path(tl.__file__).parent / "lib"
 
 
 class Copy:
@@ -194,3 +203,108 @@ def test_library_without_debug_information(copy):
     gate.run("strip", "--strip-debug", copy.library)
     with names("no debug information"):
         gate.abidiff(copy.include, copy.library)
+
+
+# ---- a newer version and this one ---------------------------------------------------------------
+
+ADDED_FIELD = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <tinyloop.h>
+
+int main(int argc, char **argv)
+{
+    const int32_t prompt[] = {1, 2, 3};
+    int32_t token;
+    size_t n;
+    tl_model *model;
+    tl_generate_options options = TL_GENERATE_OPTIONS_INIT;
+    options.max_tokens = 1;
+    if (argc != 3 || tl_model_load(&model, argv[1], NULL))
+        return 9;
+    options.added = atoi(argv[2]);
+    tl_status status = tl_generate(&token, 1, &n, model, prompt, 3, &options);
+    if (status)
+        puts(tl_last_error());
+    tl_model_release(model);
+    return status;
+}
+"""
+UNSUPPORTED = gate.read_header(ROOT / "include").constants["TL_STATUS_UNSUPPORTED"]
+ADDED_FUNCTION = "#include <tinyloop.h>\nint main(void) { return (int)tl_added(); }\n"
+
+
+@pytest.fixture(scope="module")
+def newer(whole, tmp_path_factory):
+    """The next version: a field more in three structs, and a function more in a node of its own."""
+    folder = tmp_path_factory.mktemp("newer")
+    shutil.copytree(whole.folder, folder, dirs_exist_ok=True)
+    newer = Copy(folder)
+    patch = gate.read_header(newer.include).version[2]
+    newer.edit(f"#define TL_VERSION_PATCH {patch}", f"#define TL_VERSION_PATCH {patch + 1}")
+    for struct in ("tl_generate_options", "tl_model_info", "tl_counters"):
+        newer.edit(f"}} {struct};", f"int64_t added; }} {struct};")
+    newer.edit(
+        "TL_API uint32_t tl_version(",
+        "TL_API uint32_t tl_added(void);\nTL_API uint32_t tl_version(",
+    )
+    newer.edit(
+        "uint32_t tl_version(void)\n{",
+        "uint32_t tl_added(void) { return 0; }\nuint32_t tl_version(void)\n{",
+    )
+    newer.edit(
+        "local:\n        *;\n};",
+        "local:\n        *;\n};\nTINYLOOP_0_1 { global: tl_added; } TINYLOOP_0;",
+    )
+    newer.build_interface()
+    return newer
+
+
+def build_program(folder, source, include, library):
+    """Returns a program that was built with a version's header and its library's folder."""
+    (folder / "program.c").write_text(source)
+    flags = ["-std=c99", "-w", f"-I{include}", f"-L{library}", f"-Wl,-rpath,{library}"]
+    gate.run("gcc", *flags, folder / "program.c", "-ltinyloop", "-o", folder / "program")
+    return folder / "program"
+
+
+def run_on(library, program, *arguments):
+    """Runs a program with another library than that which it was built with."""
+    return subprocess.run(
+        [program, *arguments],
+        env=os.environ | {"LD_LIBRARY_PATH": str(library)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_an_old_program_runs_on_a_newer_library(newer, tmp_path):
+    source = (ROOT / "examples/quickstart.c").read_text()
+    program = build_program(tmp_path, source, INSTALLED.parent / "include", INSTALLED)
+    old = run_on(INSTALLED, program, tl.default_model_path())
+    new = run_on(newer.library.parent, program, tl.default_model_path())
+    assert (old.returncode, new.returncode, new.stderr) == (0, 0, "")
+    major, minor, patch = gate.read_header(ROOT / "include").version
+    assert old.stdout.startswith(f"tinyloop {major}.{minor}.{patch}:")
+    assert new.stdout.startswith(f"tinyloop {major}.{minor}.{patch + 1}:")
+    assert new.stdout.partition(":")[2] == old.stdout.partition(":")[2]
+
+
+@pytest.mark.parametrize(("value", "status"), [(0, 0), (1, UNSUPPORTED)])
+def test_a_new_programs_option_on_an_old_library(newer, tmp_path, value, status):
+    """At its default the old library has what the program wants; else it says that it has not."""
+    program = build_program(tmp_path, ADDED_FIELD, newer.include, newer.library.parent)
+    path = tl.default_model_path()
+    assert run_on(newer.library.parent, program, path, str(value)).returncode == 0
+    old = run_on(INSTALLED, program, path, str(value))
+    assert old.returncode == status
+    assert ("tl_generate_options has a field at byte" in old.stdout) == (value != 0)
+
+
+def test_a_new_programs_function_on_an_old_library(newer, tmp_path):
+    """The program doesn't start: not at the call, in the middle of its work."""
+    program = build_program(tmp_path, ADDED_FUNCTION, newer.include, newer.library.parent)
+    assert run_on(newer.library.parent, program).returncode == 0
+    old = run_on(INSTALLED, program)
+    assert old.returncode != 0
+    assert "TINYLOOP_0_1" in old.stderr
