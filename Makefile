@@ -6,16 +6,21 @@ VENV ?= .venv
 FUZZ_SECONDS ?= 600
 
 BIN := $(VENV)/bin
+WHEELS := build/wheel
 PIP := $(BIN)/pip --disable-pip-version-check
 CHECK_MACHINE := $(PYTHON) tools/check_machine.py
+EDITABLE := $(wildcard $(VENV)/.editable)
 JOBS := -j$(shell nproc)
 
 # What an installation is made of; an editable one puts built files into the package too.
 SOURCES := setup.py pyproject.toml tools/check_machine.py \
     $(shell find include libtinyloop tinyloop_py -type f ! -name '*.so' ! -path '*/.*' \
         ! -path '*/__pycache__/*' ! -path 'tinyloop_py/lib/*' ! -path 'tinyloop_py/include/*')
-C_FILES := $(shell find include libtinyloop tests $(wildcard examples) -name '*.[ch]')
+C_FILES := $(shell find include libtinyloop tests $(wildcard examples) -name '*.[ch]' -o -name '*.cpp')
 PYTHON_FILES := setup.py tools tinyloop_py tests $(wildcard bench examples)
+
+# The C tests in a debug build under AddressSanitizer and UndefinedBehaviorSanitizer.
+ASAN := -C tests/c BUILD=$(abspath build/asan) SANITIZE=address,undefined
 
 # ThreadSanitizer cannot map its shadow where the kernel randomises addresses strongly.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -25,7 +30,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 help:
 	@echo 'make demo      build, install into $(VENV), and show prefix pools at work'
-	@echo 'make test      C tests, ABI tests, Python tests'
+	@echo 'make test      C tests, then ABI and Python tests of the installed wheel, and its own'
 	@echo 'make lint      formatters and static checks'
 	@echo 'make format    let the formatters rewrite the sources'
 	@echo 'make sanitize  C tests under AddressSanitizer + UBSan and under ThreadSanitizer'
@@ -39,12 +44,15 @@ demo: $(VENV)/.installed
 	@$(BIN)/tinyloop demo
 
 test: $(VENV)/.test-tools
-	@$(CHECK_MACHINE) test
+	@$(CHECK_MACHINE) test sanitize
 	@echo '==> C tests'
 	@$(MAKE) --no-print-directory $(JOBS) -C tests/c programs BUILD=$(abspath build/c)
 	@$(MAKE) --no-print-directory -C tests/c run BUILD=$(abspath build/c)
-	@echo '==> Python and ABI tests'
-	@$(BIN)/pytest
+	@echo '==> Hostile calls under AddressSanitizer, where released handles are told'
+	@$(MAKE) --no-print-directory $(JOBS) $(ASAN) $(abspath build/asan)/test_hostile
+	@$(MAKE) --no-print-directory $(ASAN) run PROGRAMS=$(abspath build/asan)/test_hostile
+	@echo '==> Python, ABI and wheel tests'
+	@$(if $(EDITABLE),,TINYLOOP_WHEEL="$$(echo $(WHEELS)/*.whl)") $(BIN)/pytest
 
 lint: $(VENV)/.lint-tools
 	@echo '==> clang-format'
@@ -69,10 +77,8 @@ format: $(VENV)/.lint-tools
 sanitize: check-python
 	@$(CHECK_MACHINE) sanitize
 	@echo '==> C tests under AddressSanitizer and UndefinedBehaviorSanitizer'
-	@$(MAKE) --no-print-directory $(JOBS) -C tests/c programs BUILD=$(abspath build/asan) \
-	    SANITIZE=address,undefined
-	@$(MAKE) --no-print-directory -C tests/c run BUILD=$(abspath build/asan) \
-	    SANITIZE=address,undefined
+	@$(MAKE) --no-print-directory $(JOBS) $(ASAN) programs
+	@$(MAKE) --no-print-directory $(ASAN) run
 	@echo '==> C tests under ThreadSanitizer'
 	@$(MAKE) --no-print-directory $(JOBS) -C tests/c programs BUILD=$(abspath build/tsan) \
 	    SANITIZE=thread
@@ -119,12 +125,28 @@ $(VENV)/.created: | check-python
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created $(SOURCES)
+# What is tested is the file that would be shipped.
+$(WHEELS)/.built: $(SOURCES) | $(VENV)/.created
+	@rm -rf $(WHEELS)
 	@echo '==> Building libtinyloop'
 	@$(MAKE) --no-print-directory $(JOBS) -C libtinyloop lib
-	@echo '==> Building and installing tinyloop_py, fetching the packages that it needs'
-	@$(PIP) install -qq $(if $(wildcard $(VENV)/.editable),--editable) .
+	@echo '==> Building the wheel of tinyloop_py, fetching what that needs'
+	@$(PIP) wheel -qq --no-deps --wheel-dir $(WHEELS) .
 	@touch $@
+
+ifdef EDITABLE
+$(VENV)/.installed: $(SOURCES) | $(VENV)/.created
+	@echo '==> Building and installing tinyloop_py, fetching the packages that it needs'
+	@$(PIP) install -qq --editable .
+	@touch $@
+else
+$(VENV)/.installed: $(WHEELS)/.built | $(VENV)/.created
+	@echo '==> Installing the wheel, fetching the packages that it needs'
+	@# pip would keep what is installed in the same version.
+	@$(PIP) uninstall -qq --yes tinyloop-py
+	@$(PIP) install -qq $(WHEELS)/*.whl
+	@touch $@
+endif
 
 # The package is there already; this brings what its extras name.
 $(VENV)/.%-tools: $(VENV)/.installed

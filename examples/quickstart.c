@@ -1,6 +1,6 @@
 /* tinyloop from C: load a model, keep two prefixes in a pool, generate after them.
  *
- *     cc -std=c99 quickstart.c -ltinyloop -o quickstart
+ *     cc -std=c99 quickstart.c $(tinyloop --cflags --libs) -o quickstart
  *     ./quickstart MODEL.tinyloop [TOKEN_ID ...]
  *
  * The library works with token ids; turning text into ids is the tokenizer's business, which is

@@ -1,7 +1,7 @@
 // tinyloop from C++: as quickstart.c, with handles that release themselves and errors that are
 // thrown.
 //
-//     c++ -std=c++11 quickstart.cpp $(python -m tinyloop_py --cflags --libs) -o quickstart
+//     c++ -std=c++11 quickstart.cpp $(tinyloop --cflags --libs) -o quickstart
 //     ./quickstart MODEL.tinyloop
 #include <tinyloop.h>
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .arrays import ModelArrays, bfloat16, load_arrays, save
     from .config import Config, Stage, stage_fields, tensor_shapes
     from .export import to_safetensors
+    from .linking import get_include, get_library_dir
 
 __all__ = [
     "Config",
@@ -34,6 +35,8 @@ __all__ = [
     "build_info",
     "decode_with_kv_cache_capture",
     "default_model_path",
+    "get_include",
+    "get_library_dir",
     "last_error",
     "load_arrays",
     "save",
@@ -50,6 +53,8 @@ _LATER = {
     "ModelArrays": "arrays",
     "Stage": "config",
     "bfloat16": "arrays",
+    "get_include": "linking",
+    "get_library_dir": "linking",
     "load_arrays": "arrays",
     "save": "arrays",
     "stage_fields": "config",

@@ -17,8 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 success, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted, 141 closed pipe.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
@@ -53,11 +52,25 @@ def _show_warning(
 # ---- Options --------------------------------------------------------------------------------
 
 
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command and options.show:
+        parser.error(
+            f"--{options.show[0]} and the command {options.command} were given; "
+            "give a command or options that print, not both"
+        )
+    if not options.command and not options.show:
+        parser.error("nothing was given; give a COMMAND or one or more options")
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tinyloop", description="A runtime for looped decoder language models."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_show(parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_demo(commands)
     _add_generate(commands)
     _add_convert(commands)
@@ -66,6 +79,21 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="print version and build")
     info.set_defaults(run=_info)
     return parser
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "options that print what C programs are built with, together or alone",
+        "cc main.c $(tinyloop --cflags --libs)",
+    )
+    for name, what in (
+        ("version", "the version, on a line of its own"),
+        ("pkgconfigdir", "the folder of tinyloop.pc, on a line of its own"),
+        ("cflags", "the compiler's options"),
+        ("libs", "the linker's options, after those of --cflags on one line"),
+    ):
+        group.add_argument(f"--{name}", dest="show", action="append_const", const=name, help=what)
+    parser.set_defaults(run=_show)
 
 
 def _add_demo(commands: Any) -> None:
@@ -130,6 +158,22 @@ def _add_export(commands: Any) -> None:
 
 
 # ---- Commands -------------------------------------------------------------------------------
+
+
+def _show(options: argparse.Namespace) -> int:
+    import tinyloop_py as tl
+
+    from . import linking
+
+    if "version" in options.show:
+        print(tl.__version__)
+    if "pkgconfigdir" in options.show:
+        print(linking.pkgconfig_dir())
+    flags = {"cflags": linking.cflags, "libs": linking.libs}
+    line = [text() for name, text in flags.items() if name in options.show]
+    if line:
+        print(*line)
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from checkpoints import DATA, LLAMA, random_tensors, save_checkpoint
 
 import tinyloop_py as tl
-from tinyloop_py import cli, demo
+from tinyloop_py import cli, demo, linking
 from tinyloop_py import format as fmt
 from tinyloop_py.text import Tokenizer
 
@@ -88,6 +89,7 @@ def test_help_names_every_command():
         ["convert", "--dtype", "int8", "x", "y"],
         ["inspect"],
         ["inspect", "--unknown", "x"],
+        ["--cflags", "info"],
     ],
 )
 def test_wrong_usage_is_status_2(arguments):
@@ -95,6 +97,37 @@ def test_wrong_usage_is_status_2(arguments):
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("usage: tinyloop")
+
+
+# ---- What C programs are built with ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (["--version"], [tl.__version__]),
+        (["--pkgconfigdir"], [f"{tl.get_library_dir()}/pkgconfig"]),
+        (["--cflags"], [linking.cflags()]),
+        (["--libs"], [linking.libs()]),
+        (["--libs", "--cflags"], [f"{linking.cflags()} {linking.libs()}"]),
+        (["--cflags", "--version"], [tl.__version__, linking.cflags()]),
+    ],
+    ids=" ".join,
+)
+def test_options_for_c_programs(call, arguments, lines):
+    status, out, err = call(*arguments)
+    assert (status, out.splitlines(), err) == (0, lines, "")
+
+
+def test_options_for_c_programs_are_quoted_for_a_shell(call, monkeypatch):
+    monkeypatch.setattr(linking, "_PACKAGE", Path("/a place/it's"))
+    _, out, _ = call("--cflags", "--libs")
+    assert shlex.split(out) == [
+        "-I/a place/it's/include",
+        "-L/a place/it's/lib",
+        "-Wl,-rpath,/a place/it's/lib",
+        "-ltinyloop",
+    ]
 
 
 # ---- info, inspect, convert -----------------------------------------------------------------

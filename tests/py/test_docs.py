@@ -1,12 +1,16 @@
 """The code of docs/*.md runs as it stands there, and the links of its pages lead somewhere."""
 
+import os
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tinyloop_py as tl
+from tinyloop_py import linking
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -20,6 +24,7 @@ def code_blocks(page, language="python"):
 
 
 WITH_CODE = [page for page in PAGES if code_blocks(page)]
+WITH_C_CODE = [page for page in PAGES if code_blocks(page, "c")]
 
 
 def anchors(page):
@@ -48,20 +53,31 @@ def test_code(page):
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
 
 
-def test_c_code(tmp_path):
-    """Each C block is a program that takes a model's path and prints something."""
-    package = Path(tl.__file__).parent
-    library = package / "lib"
-    link = [f"-L{library}", f"-Wl,-rpath,{library}", "-ltinyloop"]
-    blocks = [code for page in PAGES for _, code in code_blocks(page, "c")]
-    assert blocks
-    for code in blocks:
-        (tmp_path / "page.c").write_text(code)
-        strict = ["gcc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
-        files = [f"-I{package / 'include'}", "page.c", "-o", "page"]
-        subprocess.run([*strict, *files, *link], cwd=tmp_path, check=True)
-        command = [tmp_path / "page", tl.default_model_path()]
-        assert subprocess.run(command, check=True, capture_output=True).stdout
+def c_program(page):
+    return "\n".join(code for _, code in code_blocks(page, "c"))
+
+
+@pytest.mark.parametrize("page", WITH_C_CODE, ids=lambda page: page.name)
+def test_c_code(page, tmp_path):
+    """The C blocks of a page are one program that takes a model's path and prints something."""
+    (tmp_path / "page.c").write_text(c_program(page))
+    strict = ["gcc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    flags = shlex.split(f"{linking.cflags()} page.c -o page {linking.libs()}")
+    subprocess.run([*strict, *flags], cwd=tmp_path, check=True)
+    command = [tmp_path / "page", tl.default_model_path()]
+    assert subprocess.run(command, check=True, capture_output=True).stdout
+
+
+def test_the_c_page_is_the_example():
+    assert c_program(DOCS / "c.md") == (DOCS.parent / "examples/quickstart.c").read_text("utf-8")
+
+
+def test_the_c_pages_commands():
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    (DOCS.parent / "build").mkdir(exist_ok=True)
+    for _, code in code_blocks(DOCS / "c.md", "sh"):
+        command = ["bash", "-euo", "pipefail", "-c", code]
+        subprocess.run(command, cwd=DOCS.parent, env=os.environ | {"PATH": path}, check=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tinyloop_py as tl
+from tinyloop_py import linking
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(tl.__file__).parent
@@ -25,6 +26,12 @@ def test_one_version_everywhere():
     pc_file = (PACKAGE / "lib/pkgconfig/tinyloop.pc").read_text()
     assert f"Version: {header_version()}\n" in pc_file
     assert f"## {header_version()}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_folders_for_c_programs():
+    assert (Path(tl.get_include()) / "tinyloop.h").is_file()
+    assert (Path(tl.get_library_dir()) / "libtinyloop.so.0").is_file()
+    assert (Path(linking.pkgconfig_dir()) / "tinyloop.pc").is_file()
 
 
 def test_types_are_shipped():
