@@ -13,7 +13,7 @@ EDITABLE := $(wildcard $(VENV)/.editable)
 JOBS := -j$(shell nproc)
 
 # What an installation is made of; an editable one puts built files into the package too.
-SOURCES := setup.py pyproject.toml tools/check_machine.py \
+SOURCES := setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE tools/check_machine.py \
     $(shell find include libtinyloop tinyloop_py -type f ! -name '*.so' ! -path '*/.*' \
         ! -path '*/__pycache__/*' ! -path 'tinyloop_py/lib/*' ! -path 'tinyloop_py/include/*')
 C_FILES := $(shell find include libtinyloop tests $(wildcard examples) -name '*.[ch]' -o -name '*.cpp')

@@ -9,17 +9,20 @@
  *               counts among the outputs are set to NULL or 0.
  *   Errors      Functions return a tl_status. Anything but TL_STATUS_OK leaves a sentence in
  *               tl_last_error() of the calling thread, and leaves all objects as they were. INVALID
- *               can come of every function; CLOSED, NOMEM and INTERRUPTED of each that computes with
- *               a model; what else can come stands at the function.
+ *               can come of every function, NOMEM of each that makes something, UNSUPPORTED of each
+ *               that takes options (one that this version lacks), CLOSED, NOMEM and INTERRUPTED of
+ *               each that computes with a model; what else can come stands at the function.
  *   Options     Structs begin with their own size. Start from the TL_..._INIT macro; NULL means the
  *               same values. Fields that a later version appends mean "default" when zero, so a
  *               program built against an older header stays right; a newer program's unknown
  *               non-zero fields are refused.
  *   Threads     Models, prefix caches and pools may be used from any number of threads at once. A
- *               KV cache and a stream are used by one call at a time; another gets BUSY. A handle
- *               may be released while a call that has begun uses it.
+ *               KV cache and a stream are used by one call at a time; another gets BUSY. Each call
+ *               needs references that live until it returns: give a thread its own of a model
+ *               (tl_model_retain), and release the others when no thread calls with them any more.
  *   Callbacks   run on the thread of the call, with no lock held. They may call the library and
- *               release anything, also what the call under way uses.
+ *               release anything, also what the call under way uses. They must return: no exception
+ *               and no longjmp may leave them.
  *   Tokens      int32_t ids in [0, vocab_size).
  *   The law     The logits at a position depend on the model with its initial noise, the KV mode,
  *               the loops, the window, prefix_len and the token ids up to it (in a prefix-LM up to
@@ -75,7 +78,7 @@ enum {
 };
 
 /* What the last failing call on this thread said: "function: parameter, value, what is allowed".
- * UTF-8; never NULL; empty before the first failure; valid until the next failing call on the same
+ * UTF-8, but for a path, which comes as it was given; never NULL; empty before the first failure; valid until the next failing call on the same
  * thread. */
 TL_API const char *tl_last_error(void);
 
@@ -87,7 +90,8 @@ enum { TL_LOG_INFO = 1, TL_LOG_WARNING = 2 };
 /* Called on the thread whose call has something to say. `message` is valid until it returns. */
 typedef void (*tl_log_callback)(void *user, int32_t level, const char *message);
 
-/* For the whole process, from any thread; NULL (the default) drops messages. `user` is handed on. */
+/* For the whole process, from any thread; NULL (the default) drops messages. `user` is handed on.
+ * A message that another thread has under way may still come to the callback before. */
 TL_API void tl_set_log_callback(tl_log_callback callback, void *user);
 
 /* ---- Interruption ------------------------------------------------------------------------- */
@@ -267,10 +271,12 @@ TL_API tl_status tl_kv_cache_clone(tl_kv_cache **out, const tl_kv_cache *kv);
  * Also of a closed model. Errors: BUSY. */
 TL_API tl_status tl_kv_cache_truncate(tl_kv_cache *kv, int64_t length);
 
-/* Positions that it holds, those that a window has dropped included. 0 for NULL. */
+/* Positions that it holds, those that a window has dropped included. 0 for NULL. While another call
+ * extends it, what was before. */
 TL_API int64_t tl_kv_cache_length(const tl_kv_cache *kv);
 
-/* Bytes of the blocks that it refers to, shared ones included; 0 when empty, and for NULL. */
+/* Bytes of the blocks that it refers to, shared ones included; 0 when empty, and for NULL. While
+ * another call extends it, what was before. */
 TL_API int64_t tl_kv_cache_bytes(const tl_kv_cache *kv);
 
 /* Blocks that nothing else refers to are free at once. */

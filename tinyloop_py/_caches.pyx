@@ -105,6 +105,7 @@ cdef int check(tl_status status, str method) except -1:
         return warn()
     # "tl_function: what was wrong"; here the traceback names the function
     text = tl_last_error().decode("utf-8", "replace").partition(": ")[2]
+    text = text.replace("stop_tokens[", "stop_token_ids[")  # the one parameter with two names
     try:
         warn()  # a warning that comes once must not be lost with the call
     except RuntimeWarning:

@@ -16,8 +16,16 @@ static tl_status begin_use(tl_kv_cache *kv)
     return tl_fail(TL_STATUS_BUSY, "kv is in use by another call; one at a time may use it");
 }
 
+/* What those who ask see, also while a call uses the cache. */
+static void show(tl_kv_cache *kv)
+{
+    atomic_store(&kv->shown_length, kv->sequence.length);
+    atomic_store(&kv->shown_bytes, (int64_t)kv_sequence_bytes(&kv->sequence));
+}
+
 static void end_use(tl_kv_cache **kv)
 {
+    show(*kv);
     if (exclusive_end(&(*kv)->use))
         kv_cache_release(*kv);
 }
@@ -48,6 +56,7 @@ tl_status tl_kv_cache_clone(tl_kv_cache **out, const tl_kv_cache *kv)
     *out = NULL;
     USE_ALONE(kv);
     TL_TRY(kv_cache_clone(out, kv));
+    show(*out);
     GIVE(tl_kv_cache, *out);
     return TL_STATUS_OK;
 }
@@ -71,13 +80,13 @@ tl_status tl_kv_cache_truncate(tl_kv_cache *kv, int64_t length)
 int64_t tl_kv_cache_length(const tl_kv_cache *kv)
 {
     BEGIN_CALL();
-    return is_cache(kv) ? kv->sequence.length : 0;
+    return is_cache(kv) ? atomic_load(&kv->shown_length) : 0;
 }
 
 int64_t tl_kv_cache_bytes(const tl_kv_cache *kv)
 {
     BEGIN_CALL();
-    return is_cache(kv) ? (int64_t)kv_sequence_bytes(&kv->sequence) : 0;
+    return is_cache(kv) ? atomic_load(&kv->shown_bytes) : 0;
 }
 
 void tl_kv_cache_release(tl_kv_cache *kv)

@@ -4,8 +4,10 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
-static _Thread_local char last_error[512];
+static _Thread_local char last_error[STATUS_MESSAGE_SIZE];
+static _Thread_local size_t sentence_begin;        /* in last_error */
 static _Thread_local const char *current_function; /* NULL outside calls */
 
 const char *status_enter(const char *function)
@@ -25,6 +27,7 @@ tl_status tl_fail(tl_status code, const char *format, ...)
     size_t used = 0;
     if (current_function != NULL)
         used = (size_t)snprintf(last_error, sizeof last_error, "%s: ", current_function);
+    sentence_begin = used;
     va_list args;
     va_start(args, format);
     vsnprintf(last_error + used, sizeof last_error - used, format, args);
@@ -40,6 +43,21 @@ tl_status tl_fail_nomem(const char *what, size_t bytes)
 const char *status_last_error(void)
 {
     return last_error;
+}
+
+const char *status_sentence(void)
+{
+    return last_error + sentence_begin;
+}
+
+void status_save(char message[STATUS_MESSAGE_SIZE])
+{
+    memcpy(message, last_error, STATUS_MESSAGE_SIZE);
+}
+
+void status_restore(const char message[STATUS_MESSAGE_SIZE])
+{
+    memcpy(last_error, message, STATUS_MESSAGE_SIZE);
 }
 
 static lock log_lock;

@@ -18,6 +18,15 @@ tl_status tl_fail_nomem(const char *what, size_t bytes);
 
 const char *status_last_error(void);
 
+/* The last error without the function's name, to be said again by another call or thread. */
+const char *status_sentence(void);
+
+#define STATUS_MESSAGE_SIZE 512
+
+/* Around what may fail without the call failing: a success leaves the last error alone. */
+void status_save(char message[STATUS_MESSAGE_SIZE]);
+void status_restore(const char message[STATUS_MESSAGE_SIZE]);
+
 void log_set_callback(tl_log_callback callback, void *user);
 void log_message(int32_t level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -10,7 +10,7 @@
 struct tl_stream {
     handle handle;
     exclusive use;
-    tl_model *model;        /* retained */
+    tl_model *model;        /* retained; NULL at the end, like all that follows */
     tl_prefix_pool *pool;   /* retained, or NULL */
     tl_prefix_cache *cache; /* retained, or NULL */
     cache_key key;
@@ -56,7 +56,8 @@ static tl_status check_cache_key(generation *g, key_request request)
 {
     const tl_kv_cache *kv = g->cache->kv;
     if (kv->model != g->model)
-        return tl_fail(TL_STATUS_INVALID, "the prefix cache belongs to another model");
+        return tl_fail(TL_STATUS_INVALID,
+                       "cache was built with another model; only the one that built it can use it");
     if (request.loops == 0 && request.inner_loops == 0) {
         request.loops = kv->key.loops;
         request.inner_loops = kv->key.inner_loops;
@@ -173,6 +174,7 @@ static void let_go(generation *g)
     sampler_destroy(g->sampler);
     prefix_cache_release(g->cache);
     prefix_pool_release(g->pool);
+    engine_release(g->model);
     mem_free(g->stop_tokens);
     mem_free(g->prompt);
     mem_free(g->hidden);
@@ -180,6 +182,7 @@ static void let_go(generation *g)
     g->sampler = NULL;
     g->cache = NULL;
     g->pool = NULL;
+    g->model = NULL;
     g->stop_tokens = g->prompt = NULL;
     g->hidden = g->logits = NULL;
 }
@@ -189,7 +192,6 @@ void generation_destroy(generation *g)
     if (g == NULL)
         return;
     let_go(g);
-    engine_release(g->model);
     mem_free(g);
 }
 
@@ -226,6 +228,8 @@ static tl_status start_plainly(generation *g)
  * request counts once it has started. */
 static tl_status start_from_pool(generation *g)
 {
+    char last_error[STATUS_MESSAGE_SIZE];
+    status_save(last_error);
     tl_prefix_cache *match = prefix_pool_match(g->pool, g->model, g->prompt, g->n_prompt, g->key);
     counter outcome = match == NULL                    ? COUNT_POOL_MISS
                       : match->n_tokens == g->n_prompt ? COUNT_POOL_FULL
@@ -242,6 +246,8 @@ static tl_status start_from_pool(generation *g)
         outcome = COUNT_POOL_FALLBACK;
         drop_run(g);
         status = start_plainly(g);
+        if (status == TL_STATUS_OK)
+            status_restore(last_error);
     }
     if (status == TL_STATUS_OK)
         engine_count(g->model, outcome, 1);
@@ -347,13 +353,13 @@ tl_status generation_run(int32_t *tokens, size_t capacity, size_t *n_tokens, tl_
     }
     tl_status status;
     int32_t token;
+    size_t n = 0; /* not the caller's, which a callback may change */
     while ((status = generation_next(&token, g)) == TL_STATUS_OK && token >= 0) {
-        tokens[(*n_tokens)++] = token;
+        tokens[n++] = token;
         if (options->on_token != NULL && options->on_token(options->user, token) != 0)
             break;
     }
-    if (status != TL_STATUS_OK)
-        *n_tokens = 0;
+    *n_tokens = status == TL_STATUS_OK ? n : 0;
     generation_destroy(g);
     return status;
 }

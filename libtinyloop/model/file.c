@@ -20,6 +20,7 @@
 #define MAX_BLOBS 64
 #define TENSOR_ALIGNMENT 64
 #define BLOB_ALIGNMENT 8
+#define MAX_SHOWN_PATH 200 /* bytes of it that a message has, so that the reason fits too */
 #define VERIFY_PIECE 16384 /* bytes, on the stack */
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -54,12 +55,12 @@ const char *dtype_name(tensor_dtype dtype)
 
 /* ---- reading ---- */
 
-static tl_status open_file(model_file *file)
+static tl_status open_file(model_file *file, const char *path)
 {
     /* O_NONBLOCK: a named pipe must not make the call wait for a writer */
-    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->fd < 0)
-        return tl_fail(TL_STATUS_IO, "cannot open %s: %s", file->path, strerror(errno));
+        return tl_fail(TL_STATUS_IO, "cannot open \"%s\": %s", file->path, strerror(errno));
     struct stat info;
     if (fstat(file->fd, &info) != 0)
         return tl_fail(TL_STATUS_IO, "cannot read %s: %s", file->path, strerror(errno));
@@ -332,9 +333,9 @@ static tl_status verify_tensors(const model_file *file)
 
 /* ---- opening ---- */
 
-static tl_status read_all(model_file *file, bool verify)
+static tl_status read_all(model_file *file, const char *path, bool verify)
 {
-    TL_TRY(open_file(file));
+    TL_TRY(open_file(file, path));
     TL_TRY(read_meta(file));
     TL_TRY(read_counts(file));
     file->tensors = mem_zeroed(file->n_tensors, sizeof *file->tensors);
@@ -349,8 +350,10 @@ static tl_status read_all(model_file *file, bool verify)
 
 tl_status model_file_open(model_file *file, const char *path, bool verify)
 {
-    *file = (model_file){.path = path, .fd = -1};
-    tl_status status = read_all(file, verify);
+    size_t size = strlen(path);
+    *file =
+        (model_file){.path = size > MAX_SHOWN_PATH ? path + size - MAX_SHOWN_PATH : path, .fd = -1};
+    tl_status status = read_all(file, path, verify);
     if (status != TL_STATUS_OK)
         model_file_close(file);
     return status;

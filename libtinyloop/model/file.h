@@ -36,7 +36,7 @@ typedef struct file_blob {
 } file_blob;
 
 struct model_file {
-    const char *path; /* borrowed */
+    const char *path; /* for messages: borrowed, and where it is long, its end alone */
     int fd;
     size_t size;
     unsigned char *meta; /* [meta_size] all before the tensors; names and blobs lie in it */

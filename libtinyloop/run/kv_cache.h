@@ -12,6 +12,8 @@ struct tl_kv_cache {
     tl_model *model; /* retained */
     cache_key key;
     kv_sequence sequence;
+    _Atomic int64_t shown_length,
+        shown_bytes; /* after the last call of the C API; read at any time */
 };
 
 tl_status kv_cache_create(tl_kv_cache **out, tl_model *model, cache_key key);

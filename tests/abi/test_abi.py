@@ -106,8 +106,7 @@ def test_installed_header_is_the_source_header():
 
 
 def test_library_names_itself():
-    major = gate.read_header(INCLUDE).version[0]
-    assert dynamic_entries(LIBRARY, "SONAME") == [f"libtinyloop.so.{major}"]
+    assert dynamic_entries(LIBRARY, "SONAME") == ["libtinyloop.so.0"]
 
 
 def test_library_needs_the_c_library_alone():

@@ -43,7 +43,7 @@ def built_and_run(folder, pkg_config_path, environment):
 
 
 def test_install_and_uninstall(tmp_path, no_python):
-    prefix = tmp_path / "with space" / "usr"
+    prefix = tmp_path / "with space & more" / "usr"
     make(no_python, "install", PREFIX=prefix)
     assert files(prefix) == [
         "include/tinyloop.h",
@@ -63,7 +63,7 @@ def test_install_and_uninstall(tmp_path, no_python):
 
 def test_install_for_a_package(tmp_path, no_python):
     """Below DESTDIR everything lies as it will lie, also where a system has folders of its own."""
-    library = "/opt/tinyloop/lib/some-arch"
+    library = "/opt/tinyloop/lib/some & arch"
     make(
         no_python,
         "install",
@@ -75,9 +75,14 @@ def test_install_for_a_package(tmp_path, no_python):
     stage = tmp_path / "stage/opt/tinyloop"
     assert files(stage) == [
         "include/tinyloop/tinyloop.h",
-        "lib/some-arch/libtinyloop.so",
-        "lib/some-arch/libtinyloop.so.0",
-        "lib/some-arch/pkgconfig/tinyloop.pc",
+        "lib/some & arch/libtinyloop.so",
+        "lib/some & arch/libtinyloop.so.0",
+        "lib/some & arch/pkgconfig/tinyloop.pc",
     ]
-    assert str(tmp_path) not in (stage / "lib/some-arch/pkgconfig/tinyloop.pc").read_text()
-    assert built_and_run(tmp_path, stage / "lib/some-arch/pkgconfig", no_python)
+    assert str(tmp_path) not in (stage / "lib/some & arch/pkgconfig/tinyloop.pc").read_text()
+    assert built_and_run(tmp_path, stage / "lib/some & arch/pkgconfig", no_python)
+
+
+def test_a_prefix_must_be_whole(no_python):
+    with pytest.raises(AssertionError, match="PREFIX is usr; it must begin with /"):
+        make(no_python, "install", PREFIX="usr")

@@ -336,6 +336,21 @@ TEST(releases_in_every_order)
     }
 }
 
+TEST(a_finished_stream_keeps_nothing)
+{
+    int64_t live = mem_live();
+    tl_generate_options options = greedy(3);
+    tl_stream *stream;
+    tl_model *model = tiny_load(&tiny_specs[0], NULL);
+    REQUIRE_OK(tl_stream_create(&stream, model, NULL, tokens, 3, &options));
+    CHECK_OK(drain(stream).status);
+    tl_model_release(model);
+    CHECK_EQ(mem_live(), live + 1); /* the stream itself */
+    CHECK_EQ(drain(stream).n, 0);
+    tl_stream_release(stream);
+    CHECK_EQ(mem_live(), live);
+}
+
 TEST(what_is_left_still_works)
 {
     tl_generate_options options = greedy(5);

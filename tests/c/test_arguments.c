@@ -465,6 +465,18 @@ TEST(generate_options)
     tl_model_release(model);
 }
 
+TEST(numbers_are_told_as_they_are)
+{
+    tl_model *model = load();
+    CHECK_GENERATE_OPTION(model, top_p, 1.1, TL_STATUS_INVALID);
+    CHECK_STR_EQ(tl_last_error(), "tl_generate: top_p is 1.1; it must be above 0 and at most 1");
+    CHECK_GENERATE_OPTION(model, top_p, 1 + DBL_EPSILON, TL_STATUS_INVALID);
+    CHECK_STR_HAS(tl_last_error(), "top_p is 1.0000000000000002; ");
+    CHECK_GENERATE_OPTION(model, top_k, -16777217, TL_STATUS_INVALID);
+    CHECK_STR_EQ(tl_last_error(), "tl_generate: top_k is -16777217; it must be 0 (off) or more");
+    tl_model_release(model);
+}
+
 TEST(stop_tokens_must_be_token_ids)
 {
     tl_model *model = load();
@@ -475,7 +487,7 @@ TEST(stop_tokens_must_be_token_ids)
     for (int i = 0; i < 3; i++) {
         options.stop_tokens = bad[i];
         CHECK_EQ(generate_plain(model, tokens, 3, &options).status, TL_STATUS_INVALID);
-        CHECK_STR_HAS(tl_last_error(), "stop_token");
+        CHECK_STR_HAS(tl_last_error(), "stop_tokens[");
         CHECK_STR_HAS(tl_last_error(), "0 to 49");
     }
     options.stop_tokens = NULL;

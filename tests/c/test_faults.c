@@ -33,12 +33,16 @@ static bool disarm(int64_t n)
         more = !disarm(n);                                                                         \
     } while (0)
 
-/* OK, or a failure that says what it is. */
+/* OK, or a failure that says what it is; of a call of the C API, after the name of the call. */
 static bool sound(tl_status status)
 {
     if (status == TL_STATUS_OK)
         return true;
-    return CHECK_EQ(status, TL_STATUS_NOMEM) && CHECK_STR_HAS(tl_last_error(), "out of memory");
+    const char *text = tl_last_error(), *sentence = strstr(text, "out of memory: ");
+    const char *prefix = strstr(text, ": ");
+    return CHECK_EQ(status, TL_STATUS_NOMEM) &&
+           test_check(sentence != NULL && (sentence == text || sentence == prefix + 2), __FILE__,
+                      __LINE__, "\"%s\"", text);
 }
 
 static void make_prompt(int32_t *prompt)
@@ -132,6 +136,7 @@ static void check_pool_request(tl_model *model, size_t n_cached, int64_t max_tok
     {
         output got;
         tl_counters before = counters_of(model);
+        CHECK_STATUS(tl_kv_cache_truncate(NULL, 0), TL_STATUS_INVALID);
         WITH_FAULT(n, got = n % 2 ? generate_pooled(pool, model, prompt, N_PROMPT, &options)
                                   : generate_streamed(pool, model, prompt, N_PROMPT, &options));
         work done = work_since(&before, model);
@@ -154,6 +159,8 @@ static void check_pool_request(tl_model *model, size_t n_cached, int64_t max_tok
                        (int)n, n_cached, N_PROMPT);
         }
         n_fallbacks += done.fallback;
+        if (got.status == TL_STATUS_OK) /* a fallback is no failure of the call */
+            CHECK_STR_EQ(tl_last_error(), "tl_kv_cache_truncate: kv is NULL");
         CHECK_EQ(mem_live(), warm);
         CHECK_EQ(blocks_in_use(model), in_use);
         CHECK_EQ(tl_prefix_pool_size(pool), 1);

@@ -1,9 +1,11 @@
 /* Models and one pool under eight threads: every output is the serial one. Meant for
  * ThreadSanitizer too. */
+#include "base/memory.h"
 #include "base/random.h"
 #include "outputs.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -352,6 +354,148 @@ TEST(closing_while_others_generate)
     }
     tl_prefix_pool_release(pool);
     tl_model_release(model);
+}
+
+/* ---- one KV cache, one stream, and many threads ---- */
+
+typedef struct sharer {
+    tl_kv_cache *kv;
+    tl_stream *stream;
+    int64_t n_done, n_busy, n_wrong;
+    pthread_t thread;
+} sharer;
+
+enum { N_SHARED = 60 };
+
+static void tally(sharer *s, tl_status status)
+{
+    s->n_done += status == TL_STATUS_OK;
+    s->n_busy += status == TL_STATUS_BUSY;
+    s->n_wrong += status != TL_STATUS_OK && status != TL_STATUS_BUSY;
+}
+
+static void *extend_shared(void *arg)
+{
+    sharer *s = arg;
+    const int32_t token = 3;
+    float hidden[20];
+    for (int i = 0; i < N_SHARED; i++) {
+        int64_t before = tl_kv_cache_length(s->kv);
+        tally(s, tl_decode_with_kv_cache_capture(hidden, s->kv, &token, 1));
+        s->n_wrong += tl_kv_cache_length(s->kv) < before || tl_kv_cache_bytes(s->kv) < 0;
+    }
+    return NULL;
+}
+
+static void *draw_shared(void *arg)
+{
+    sharer *s = arg;
+    int32_t token = 0;
+    for (;;) {
+        tl_status status = tl_stream_next(&token, s->stream);
+        if (status == TL_STATUS_OK && token < 0)
+            return NULL;
+        tally(s, status);
+        if (s->n_wrong > 0)
+            return NULL;
+    }
+}
+
+static int64_t run_sharers(sharer *sharers, sharer shared, void *(*run)(void *))
+{
+    int64_t n_done = 0;
+    for (int t = 0; t < N_THREADS; t++) {
+        sharers[t] = shared;
+        CHECK_EQ(pthread_create(&sharers[t].thread, NULL, run, &sharers[t]), 0);
+    }
+    for (int t = 0; t < N_THREADS; t++) {
+        pthread_join(sharers[t].thread, NULL);
+        CHECK_EQ(sharers[t].n_wrong, 0);
+        n_done += sharers[t].n_done;
+    }
+    return n_done;
+}
+
+/* Each call is done, or finds the other and changes nothing. */
+TEST(one_kv_cache_and_one_stream_for_all_threads)
+{
+    tl_model *model = tiny_load(&tiny_specs[0], NULL);
+    sharer sharers[N_THREADS], shared = {0};
+    const int32_t prompt[] = {4, 5, 6};
+    tl_generate_options options = greedy(N_SHARED);
+    options.has_stop_tokens = 1;
+    REQUIRE_OK(tl_kv_cache_create(&shared.kv, model, NULL));
+    REQUIRE_OK(tl_stream_create(&shared.stream, model, NULL, prompt, 3, &options));
+    int64_t n_done = run_sharers(sharers, shared, extend_shared);
+    CHECK_EQ(tl_kv_cache_length(shared.kv), n_done);
+    CHECK_EQ(run_sharers(sharers, shared, draw_shared), N_SHARED);
+    tl_kv_cache_release(shared.kv);
+    tl_stream_release(shared.stream);
+    tl_model_release(model);
+}
+
+/* A call that waits in its interrupt callback until another thread has released what it uses. */
+typedef struct waiter {
+    sem_t begun, released;
+} waiter;
+
+static int32_t wait_for_release(void *user)
+{
+    waiter *w = user;
+    sem_post(&w->begun);
+    while (sem_wait(&w->released) != 0)
+        continue;
+    return 0;
+}
+
+typedef struct released_call {
+    waiter waiter;
+    tl_kv_cache *kv;
+    tl_stream *stream;
+    tl_status status;
+} released_call;
+
+static void *call_and_lose(void *arg)
+{
+    released_call *call = arg;
+    const int32_t tokens[] = {1, 2, 3};
+    float hidden[20];
+    int32_t token;
+    tl_set_interrupt_callback(wait_for_release, &call->waiter);
+    call->status = call->kv != NULL ? tl_decode_with_kv_cache_capture(hidden, call->kv, tokens, 3)
+                                    : tl_stream_next(&token, call->stream);
+    return NULL;
+}
+
+static void release_during(released_call *call)
+{
+    pthread_t thread;
+    CHECK_EQ(sem_init(&call->waiter.begun, 0, 0) + sem_init(&call->waiter.released, 0, 0), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, call_and_lose, call), 0);
+    while (sem_wait(&call->waiter.begun) != 0)
+        continue;
+    tl_kv_cache_release(call->kv);
+    tl_stream_release(call->stream);
+    sem_post(&call->waiter.released);
+    pthread_join(thread, NULL);
+    CHECK_OK(call->status);
+    sem_destroy(&call->waiter.begun);
+    sem_destroy(&call->waiter.released);
+}
+
+TEST(another_thread_releases_what_a_call_uses)
+{
+    int64_t live = mem_live();
+    tl_model *model = tiny_load(&tiny_specs[0], NULL);
+    const int32_t prompt[] = {4, 5, 6};
+    tl_generate_options options = greedy(5);
+    released_call with_kv = {0}, with_stream = {0};
+    REQUIRE_OK(tl_kv_cache_create(&with_kv.kv, model, NULL));
+    REQUIRE_OK(tl_stream_create(&with_stream.stream, model, NULL, prompt, 3, &options));
+    release_during(&with_kv);
+    release_during(&with_stream);
+    tl_model_release(model);
+    CHECK_EQ(mem_live(), live);
 }
 
 /* ---- the log ---- */

@@ -21,8 +21,8 @@ typedef struct pack_job {
     const weight_matrix *parts;
     int n_parts;
     atomic_flag failed;
-    tl_status status;  /* of the first failure, */
-    char message[512]; /* and what it said, on whichever thread */
+    tl_status status;                  /* of the first failure, */
+    char message[STATUS_MESSAGE_SIZE]; /* and what it said, on whichever thread */
 } pack_job;
 
 static size_t n_groups(const cpu_matrix *matrix)
@@ -164,7 +164,7 @@ static void pack_panels(void *arg, lane *self)
             status = pack_panel(job, p, &memory);
         if (status != TL_STATUS_OK && !atomic_flag_test_and_set(&job->failed)) {
             job->status = status;
-            snprintf(job->message, sizeof job->message, "%s", status_last_error());
+            snprintf(job->message, sizeof job->message, "%s", status_sentence());
         }
     }
     mem_free(memory.rows);
