@@ -19,6 +19,19 @@ BASELINE = HERE / "tinyloop-0.abi"
 PIN_COMPILER = ["gcc", "-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror"]
 
 
+# Every standard that programs may be written in, with the warnings that their authors may want.
+WARNINGS = ["-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wundef"]
+C_STANDARDS = ("c99", "c11", "c17", "c2x", "gnu99", "gnu11", "gnu17", "gnu2x")
+CPP_STANDARDS = ("c++98", "c++11", "c++14", "c++17", "c++20")
+COMPILERS = [
+    *(["gcc", "-xc", f"-std={std}", "-Wstrict-prototypes"] for std in C_STANDARDS),
+    *(["g++", "-xc++", f"-std={std}"] for std in CPP_STANDARDS),
+]
+
+# The parts of the C library; on x86-64 the loader brings thread-local variables.
+C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+
+
 def run(*command, **options):
     """Returns the standard output of a command that must succeed."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
@@ -120,3 +133,69 @@ def describe(include, library):
     no_places = ["--no-corpus-path", "--no-comp-dir-path", "--no-show-locs"]
     no_machine = ["--no-architecture", "--no-elf-needed", "--no-write-default-sizes"]
     return run("abidw", *public, *no_places, *no_machine, library)
+
+
+# ---- the header ---------------------------------------------------------------------------------
+
+
+def check_syntax(compiler, include, *lines):
+    source = "\n".join(['#include "tinyloop.h"', *lines, ""])
+    run(*compiler, "-fsyntax-only", f"-I{include}", "-", input=source)
+
+
+def header_compiles(include, compiler):
+    """Alone, and included twice."""
+    check_syntax([*compiler, *WARNINGS], include, '#include "tinyloop.h"')
+
+
+def macros_start_options(include, compiler):
+    """Every options struct has an INIT macro, with a value for each of its fields."""
+    structs = [name for name in read_header(include).structs if name.endswith("_options")]
+    assert structs
+    lines = (
+        f"extern const {name} check_{name};\nconst {name} check_{name} = {name.upper()}_INIT;"
+        for name in structs
+    )
+    check_syntax([*compiler, *WARNINGS], include, *lines)
+
+
+def header_is_documented(include):
+    """A comment stands before everything that is declared."""
+    lines = (include / "tinyloop.h").read_text().splitlines()
+    declared = [n for n, line in enumerate(lines) if re.match(r"(TL_API|typedef|enum)\b", line)]
+    assert len(declared) > len(listed())
+    bare = [lines[n] for n in declared if not lines[n - 1].endswith("*/")]
+    assert not bare, "\n".join(bare)
+
+
+def no_struct_ends_in_padding(include):
+    """An older program's padding is not zero, so no later version's field may take its place."""
+    lines = (
+        f"_Static_assert(offsetof({struct}, {fields[-1][1]}) + sizeof((({struct} *)0)->"
+        f'{fields[-1][1]}) == sizeof({struct}), "{struct} ends in padding");'
+        for struct, fields in read_header(include).structs.items()
+    )
+    check_syntax([*PIN_COMPILER, "-xc"], include, *lines)
+
+
+# ---- what files link to -------------------------------------------------------------------------
+
+
+def dynamic_entries(path, tag):
+    """Returns the values of a tag (such as NEEDED) in an ELF file's dynamic section."""
+    return re.findall(rf"\({tag}\).*\[(.*)\]", run("readelf", "-dW", path))
+
+
+def library_names_itself(library):
+    name = dynamic_entries(library, "SONAME")
+    assert name == ["libtinyloop.so.0"], f"{library.name} is named {name}"
+
+
+def library_needs_the_c_library_alone(library):
+    others = set(dynamic_entries(library, "NEEDED")) - C_LIBRARY
+    assert not others, f"{library.name} needs {', '.join(sorted(others))}"
+
+
+def no_run_path(library):
+    paths = dynamic_entries(library, "RPATH") + dynamic_entries(library, "RUNPATH")
+    assert not paths, f"{library.name} has run paths {paths}"

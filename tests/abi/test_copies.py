@@ -205,6 +205,61 @@ def test_library_without_debug_information(copy):
         gate.abidiff(copy.include, copy.library)
 
 
+# ---- breaks of what a compiler or linker sees ----------------------------------------------------
+
+C99 = next(compiler for compiler in gate.COMPILERS if "-std=c99" in compiler)
+CPP98 = next(compiler for compiler in gate.COMPILERS if "-std=c++98" in compiler)
+
+
+def test_header_of_a_newer_standard(copy):
+    copy.edit("typedef struct tl_model tl_model;", "typedef struct tl_model tl_model;;")
+    with names("tl_model"):
+        gate.header_compiles(copy.include, C99)
+    with names("extra"):
+        gate.header_compiles(copy.include, CPP98)
+
+
+def test_header_that_cannot_come_twice(copy):
+    copy.edit("#ifndef TINYLOOP_H", "#ifndef TINYLOOP_OTHER_H")
+    with names("tl_model_options"):
+        gate.header_compiles(copy.include, C99)
+
+
+def test_macro_without_a_value_for_a_field(copy):
+    copy.edit("    int64_t capacity;", "    int64_t capacity;\n    int64_t appended;")
+    with names("appended"):
+        gate.macros_start_options(copy.include, CPP98)
+
+
+def test_declaration_without_a_comment(copy):
+    declaration = "TL_API int64_t tl_prefix_pool_size("
+    copy.edit(declaration, f"\n{declaration}")
+    with names("tl_prefix_pool_size"):
+        gate.header_is_documented(copy.include)
+
+
+def test_struct_that_ends_in_padding(copy):
+    copy.edit("} tl_counters;", "int32_t appended; } tl_counters;")
+    with names("tl_counters ends in padding"):
+        gate.no_struct_ends_in_padding(copy.include)
+
+
+def test_library_that_links_otherwise(copy):
+    makefile = copy.source / "Makefile"
+    makefile.write_text(
+        makefile.read_text()
+        .replace("-soname,libtinyloop.so.0", "-soname,libtinyloop.so.9")
+        .replace("-z,relro", "-z,relro -Wl,-rpath,/somewhere -Wl,--no-as-needed -lstdc++")
+    )
+    copy.build_interface()
+    with names("libtinyloop.so.9"):
+        gate.library_names_itself(copy.library)
+    with names("somewhere"):
+        gate.no_run_path(copy.library)
+    with names("needs libstdc++.so.6"):
+        gate.library_needs_the_c_library_alone(copy.library)
+
+
 # ---- a newer version and this one ---------------------------------------------------------------
 
 ADDED_FIELD = """

@@ -63,7 +63,7 @@ def test_install_and_uninstall(tmp_path, no_python):
 
 def test_install_for_a_package(tmp_path, no_python):
     """Below DESTDIR everything lies as it will lie, also where a system has folders of its own."""
-    library = "/opt/tinyloop/lib/some & arch"
+    library = "/opt/tinyloop/lib/some&arch"
     make(
         no_python,
         "install",
@@ -75,12 +75,12 @@ def test_install_for_a_package(tmp_path, no_python):
     stage = tmp_path / "stage/opt/tinyloop"
     assert files(stage) == [
         "include/tinyloop/tinyloop.h",
-        "lib/some & arch/libtinyloop.so",
-        "lib/some & arch/libtinyloop.so.0",
-        "lib/some & arch/pkgconfig/tinyloop.pc",
+        "lib/some&arch/libtinyloop.so",
+        "lib/some&arch/libtinyloop.so.0",
+        "lib/some&arch/pkgconfig/tinyloop.pc",
     ]
-    assert str(tmp_path) not in (stage / "lib/some & arch/pkgconfig/tinyloop.pc").read_text()
-    assert built_and_run(tmp_path, stage / "lib/some & arch/pkgconfig", no_python)
+    assert str(tmp_path) not in (stage / "lib/some&arch/pkgconfig/tinyloop.pc").read_text()
+    assert built_and_run(tmp_path, stage / "lib/some&arch/pkgconfig", no_python)
 
 
 def test_a_prefix_must_be_whole(no_python):
